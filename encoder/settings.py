@@ -1,0 +1,88 @@
+"""Settings of one engine, validated at the edge; an unknown key is an error.
+
+They are read once, when the engine is made; what they led to (device, backend, dtype, buckets) travels on as frozen
+decisions. In particular `attention_backend` is read by `encoder.attention.resolve` alone.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from encoder.errors import InvalidInput
+
+TowerName = Literal["vision", "text"]
+ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
+RunnerName = Literal["auto", "eager", "openvino", "cuda", "npu"]
+PreprocessMode = Literal["torch", "pil"]
+MIB = 1024 * 1024
+
+
+class DecodeSettings(BaseModel):
+    """Limits and policies of image decoding; all but the limits are part of the fingerprint."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_image_bytes: int = Field(32 * MIB, gt=0)
+    max_pixels: int = Field(64_000_000, gt=0)
+    max_side: int = Field(32_768, gt=0)
+    apply_exif_orientation: bool = True
+    background: tuple[int, int, int] = (255, 255, 255)
+    allow_truncated: bool = False
+
+    @field_validator("background")
+    @classmethod
+    def _is_colour(cls, value: tuple[int, int, int]) -> tuple[int, int, int]:
+        if any(not 0 <= level <= 255 for level in value):
+            raise ValueError("background needs three levels of 0 to 255 (red, green, blue)")
+        return value
+
+
+class EngineSettings(BaseModel):
+    """One tower of one model on one device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field(
+        "demo", description="'demo', a folder, or a hub name such as openai/clip-vit-base-patch32"
+    )
+    revision: str | None = Field(None, description="commit, tag or branch of a hub model")
+    offline: bool = Field(False, description="never contact a hub, use what is in its local cache")
+    tower: TowerName = "vision"
+    device: str = Field("cpu", description="cpu, cuda, npu, xpu, musa: the device this engine was given")
+    device_index: int = Field(0, ge=0)
+    claimed_devices: int = Field(1, ge=0, description="how many devices of that kind the replica was granted")
+    dtype: ComputeDtype = "auto"
+    attention_backend: str | None = Field(None, description="force a backend; empty lets the platform decide")
+    strict_backend: bool = Field(False, description="a call the backend does not take is an error")
+    runner: RunnerName = "auto"
+    buckets: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 2, 4, 8, 16, 32), min_length=1)
+    preprocess: PreprocessMode = "torch"
+    decode: DecodeSettings = DecodeSettings()
+    threads: int | None = Field(None, gt=0, description="CPU threads of the forward; empty: what torch takes")
+    self_check: bool = Field(True, description="prove the vectors at start; only benchmarks turn it off")
+
+    @field_validator("buckets")
+    @classmethod
+    def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(value)))
+
+
+def parse_engine_settings(values: dict[str, object]) -> EngineSettings:
+    """Settings from plain values; raises InvalidInput with one line that names each wrong key."""
+    from pydantic import ValidationError
+
+    try:
+        return EngineSettings.model_validate(values)
+    except ValidationError as error:
+        raise InvalidInput(f"engine settings: {describe_validation(error)}") from None
+
+
+def describe_validation(error: Exception) -> str:
+    """One line of a pydantic ValidationError: 'key: what is wrong; key: …'."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(
+        f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}" for item in error.errors()
+    )
