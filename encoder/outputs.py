@@ -42,9 +42,7 @@ class NonFiniteVector(EncoderError):
 def check_options(options: OutputOptions, full_dimensions: int) -> None:
     """Raises InvalidInput when `options` cannot hold for vectors of `full_dimensions` components."""
     if options.dtype not in OUTPUT_DTYPES:
-        raise InvalidInput(
-            f"output dtype {options.dtype!r} is unknown: use one of {', '.join(OUTPUT_DTYPES)}"
-        )
+        raise InvalidInput(f"output dtype {options.dtype!r} is unknown: use one of {', '.join(OUTPUT_DTYPES)}")
     if not 0 <= options.dimensions <= full_dimensions:
         raise InvalidInput(
             f"dimensions={options.dimensions} is outside 1..{full_dimensions} of this model: "

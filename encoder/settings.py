@@ -42,9 +42,8 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = Field(
-        "demo", description="'demo', a folder, or a hub name such as openai/clip-vit-base-patch32"
-    )
+    model: str = Field("demo", description="'demo', a folder, or a hub name such as openai/clip-vit-base-patch32")
+    served_name: str | None = Field(None, description="name that callers use; empty: the model's, or its folder's")
     revision: str | None = Field(None, description="commit, tag or branch of a hub model")
     offline: bool = Field(False, description="never contact a hub, use what is in its local cache")
     tower: TowerName = "vision"

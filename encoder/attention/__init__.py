@@ -1,0 +1,1 @@
+"""Attention: one resolved backend a replica, a declared fallback, and no mask ever dropped."""

@@ -1,0 +1,321 @@
+"""One tower of one model on one device: load → resolve → capture → check → encode.
+
+`Engine.load` does all that happens before a replica is ready, and raises when the proof fails on every backend.
+`prepare_*` may be called from any thread; `forward` from one thread only.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from encoder.attention.backend import MaskNeed
+from encoder.attention.dispatch import Dispatcher
+from encoder.attention.registry import FALLBACK, backend_class
+from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backend
+from encoder.device import Device, open_device
+from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
+from encoder.graphs.bucketed import BucketedForward
+from encoder.graphs.eager import EagerRunner
+from encoder.graphs.registry import choose_runner
+from encoder.graphs.runner import Bucket
+from encoder.models.checkpoint import Checkpoint, find_checkpoint
+from encoder.models.tower import Tower, load_tower
+from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels, decode_image
+from encoder.preprocess.text import TokenizedText
+from encoder.report import ModelInfo, Report, installed_versions
+from encoder.selfcheck import CheckResult, check_attention, check_vectors
+from encoder.settings import EngineSettings
+
+Progress = Callable[[str], None]
+TEXT_LENGTH_BUCKETS = (16, 32, 64)
+
+
+def quiet(message: str) -> None:
+    """Progress that says nothing."""
+
+
+@dataclass(frozen=True)
+class RawPixels:
+    """Decoded pixels: uint8, height * width * channels bytes, channels last."""
+
+    data: bytes
+    height: int
+    width: int
+    channels: int
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """Vectors float32 [n, D], pooled and projected, not yet normalised; and how they were computed."""
+
+    vectors: np.ndarray
+    attention_backend: str
+    runner: str
+    fallback_reason: str | None
+    forward_ms: float
+
+
+class Engine:
+    """See the module; make one with `Engine.load`."""
+
+    def __init__(self, settings: EngineSettings, tower: Tower[Any], checkpoint: Checkpoint, device: Device) -> None:
+        self._tower = tower
+        self._device = device
+        self._limits = DecodeLimits(
+            max_bytes=settings.decode.max_image_bytes,
+            max_pixels=settings.decode.max_pixels,
+            max_side=settings.decode.max_side,
+        )
+        self._policy = DecodePolicy(
+            apply_exif_orientation=settings.decode.apply_exif_orientation,
+            background=settings.decode.background,
+            allow_truncated=settings.decode.allow_truncated,
+        )
+        self._dtype_name = device.best_dtype() if settings.dtype == "auto" else settings.dtype
+        self._buckets = settings.buckets
+        self._startup: list[tuple[str, float]] = []
+        self._checks: list[CheckResult] = []
+        self._notes: list[str] = []
+        self._counters: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._golden = tower.golden_items()
+        self._dispatcher: Dispatcher
+        self._forward: BucketedForward
+        self.info = self._describe(settings, checkpoint)
+
+    @classmethod
+    def load(cls, settings: EngineSettings, progress: Progress = quiet) -> "Engine":
+        """Everything up to ready. Raises CheckpointError, BackendUnavailable, Unsupported or SelfCheckFailed."""
+        started = time.perf_counter()
+        device = open_device(settings.device, settings.device_index, settings.claimed_devices)
+        if settings.threads is not None:
+            torch.set_num_threads(settings.threads)
+        progress(f"load {settings.model} ({settings.tower})")
+        checkpoint = find_checkpoint(settings.model, revision=settings.revision, offline=settings.offline)
+        tower = load_tower(checkpoint, settings)
+        engine = cls(settings, tower, checkpoint, device)
+        engine._startup.append(("load", (time.perf_counter() - started) * 1e3))
+        engine._make_ready(settings, progress)
+        return engine
+
+    @property
+    def tower(self) -> Literal["vision", "text"]:
+        """Which half this engine serves."""
+        return self._tower.spec.tower
+
+    @property
+    def resolved(self) -> ResolvedBackend:
+        """The backend in force."""
+        return self._dispatcher.resolved
+
+    def prepare_image(self, source: bytes | memoryview | RawPixels) -> np.ndarray:
+        """A picture as the tower's input, uint8 [3, H, W]. Raises InvalidImage; Unsupported on a text engine."""
+        transform = getattr(self._tower, "transform", None)
+        if transform is None:
+            raise Unsupported(f"{self.info.name}: this engine serves the text tower and takes no images")
+        if isinstance(source, RawPixels):
+            pixels = check_pixels(source.data, source.height, source.width, source.channels, self._limits, self._policy)
+        else:
+            pixels = decode_image(source, self._limits, self._policy)
+        ready: np.ndarray = transform.resize_crop(pixels)
+        return ready
+
+    def prepare_text(self, text: str, overflow: Literal["truncate", "refuse"] = "truncate") -> TokenizedText:
+        """A text as tokens. Raises InvalidText; Unsupported on a vision engine."""
+        pipeline = getattr(self._tower, "pipeline", None)
+        if pipeline is None:
+            raise Unsupported(f"{self.info.name}: this engine serves the vision tower and takes no texts")
+        tokens: TokenizedText = pipeline.encode(text, overflow=overflow)
+        return tokens
+
+    def forward(self, items: Sequence[Any]) -> ForwardResult:
+        """Vectors of prepared items; more than the largest bucket are taken in turns. One thread only."""
+        started = time.perf_counter()
+        parts, reasons, runner = [], set(), ""
+        for start in range(0, len(items), self.info.max_batch):
+            vectors, trace, runner = self._forward.run(items[start : start + self.info.max_batch])
+            parts.append(vectors)
+            reasons |= {trace.reason} - {None}
+        with self._lock:
+            self._counters["batches"] += len(parts)
+            self._counters["items"] += len(items)
+        return ForwardResult(
+            vectors=np.concatenate(parts),
+            attention_backend=self.resolved.name,
+            runner=runner,
+            fallback_reason="; ".join(sorted(str(r) for r in reasons)) or None,
+            forward_ms=(time.perf_counter() - started) * 1e3,
+        )
+
+    def probe(self) -> None:
+        """A real forward of one golden item; raises EncoderError when its vector is not finite. Forward thread only."""
+        vectors = self._forward.run(self._golden[:1])[0]
+        if not np.isfinite(vectors).all():
+            raise EncoderError("the health probe's forward gave NaN or infinity")
+
+    def golden_vectors(self) -> np.ndarray:
+        """Vectors float32 [n, D] of the golden inputs by the chosen path. Forward thread only."""
+        return self._forward.run(self._golden)[0]
+
+    def count(self, counter: str, amount: int = 1) -> None:
+        """Adds to a counter of the report; any thread."""
+        with self._lock:
+            self._counters[counter] += amount
+
+    def report(self) -> Report:
+        """All that was chosen, proved and counted so far; any thread."""
+        with self._lock:
+            counters = dict(self._counters)
+        return Report(
+            model=self.info,
+            device=self._device,
+            versions=installed_versions(),
+            backend=self.resolved,
+            fallback=FALLBACK,
+            graphs=self._forward.records,
+            self_checks=tuple(self._checks),
+            startup=tuple(self._startup),
+            items_per_second=self._forward.items_per_second(),
+            counters=counters | self._dispatcher.counters() | dict(self._forward.counters),
+            notes=tuple(self._notes),
+        )
+
+    def close(self) -> None:
+        """Gives back what the buckets hold."""
+        self._forward.release()
+
+    def _make_ready(self, settings: EngineSettings, progress: Progress) -> None:
+        needs = TowerNeeds(self._dtype_name, self._tower.spec.head_dims, self._tower.spec.mask_needs)
+        with self._stage("reference", progress):
+            expected = self._reference_vectors() if settings.self_check else None
+        with self._stage("move to device", progress):
+            self._tower.module.to(self._device.torch_name, self._dtype)
+        demoted: list[tuple[str, str]] = []
+        while True:
+            resolved = resolve_backend(settings, self._device, needs, exclude=tuple(demoted))
+            self._build(settings, resolved, progress)
+            if expected is None:
+                return
+            with self._stage(f"self-check {resolved.name}", progress):
+                failed = self._check(expected)
+            if failed is None:
+                return
+            demoted.append((resolved.name, f"self-check failed: {failed.describe()}"))
+            self._notes.append(f"attention backend {resolved.name} was demoted: {failed.describe()}")
+            progress(self._notes[-1])
+            self._forward.release()
+            if resolved.name == FALLBACK:
+                raise SelfCheckFailed(
+                    f"{self.info.name}: no attention backend computes the right vectors: {demoted[-1][1]}"
+                )
+
+    def _build(self, settings: EngineSettings, resolved: ResolvedBackend, progress: Progress) -> None:
+        self._dispatcher = Dispatcher(resolved, strict=settings.strict_backend)
+        runner_type, notes = choose_runner(settings.runner, self._device)
+        self._notes.extend(note for note in notes if note not in self._notes)
+        eager = EagerRunner(self._tower, self._dispatcher, self._device, self._dtype)
+        runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype)
+        self._forward = BucketedForward(runner, eager, self._all_buckets(), self._tower.collate, self._length_of)
+        with self._stage(f"capture {runner.name}", progress):
+            self._forward.prepare(self._golden, progress)
+
+    def _check(self, expected: np.ndarray) -> CheckResult | None:
+        """The first check that fails, or None; all that were made go into the report."""
+        spec, name = self._tower.spec, self.resolved.name
+        checks = [
+            check_attention(
+                self._dispatcher, device=self._device.torch_name, dtype=self._dtype,
+                head_dim=head_dim, need=need, tower=spec.tower,
+            )
+            for head_dim in sorted(spec.head_dims)
+            for need in sorted(spec.mask_needs)
+        ]  # fmt: skip
+        needs = "+".join(sorted(spec.mask_needs))
+        vectors, _, runner = self._forward.run(self._golden)
+        checks.append(
+            check_vectors(
+                vectors,
+                expected,
+                tower=spec.tower,
+                backend=name,
+                runner=runner,
+                dtype=self._dtype_name,
+                mask_need=needs,
+            )
+        )
+        alone = np.concatenate([self._forward.run([item])[0] for item in self._golden])
+        unpadded = str(MaskNeed.CAUSAL) if MaskNeed.CAUSAL in spec.mask_needs else needs
+        checks.append(
+            check_vectors(
+                alone,
+                expected,
+                tower=spec.tower,
+                backend=name,
+                runner=runner,
+                dtype=self._dtype_name,
+                mask_need=unpadded,
+            )
+        )
+        self._checks.extend(checks)
+        return next((check for check in checks if not check.passed), None)
+
+    def _reference_vectors(self) -> np.ndarray:
+        """The golden items through float32 math attention, on the CPU, before the weights are moved or rounded."""
+        capabilities = backend_class("reference").capabilities
+        reference = Dispatcher(ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities))
+        cpu = open_device("cpu")
+        runner = EagerRunner(self._tower, reference, cpu, torch.float32)
+        return runner.run(Bucket(len(self._golden)), self._tower.collate(self._golden))[0].numpy()
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self._dtype_name)
+        return dtype
+
+    def _all_buckets(self) -> list[Bucket]:
+        longest = self._tower.spec.max_tokens
+        if not longest:
+            return [Bucket(batch) for batch in self._buckets]
+        lengths = [length for length in TEXT_LENGTH_BUCKETS if length < longest] + [longest]
+        return [Bucket(batch, length) for batch in self._buckets for length in lengths]
+
+    @staticmethod
+    def _length_of(item: Any) -> int:
+        return len(item.input_ids) if isinstance(item, TokenizedText) else 0
+
+    @contextmanager
+    def _stage(self, name: str, progress: Progress) -> Iterator[None]:
+        progress(name)
+        started = time.perf_counter()
+        yield
+        self._startup.append((name, (time.perf_counter() - started) * 1e3))
+
+    def _describe(self, settings: EngineSettings, checkpoint: Checkpoint) -> ModelInfo:
+        spec = self._tower.spec
+        preprocessing = dict(self._tower.describe_preprocessing())
+        if spec.tower == "vision":
+            preprocessing["decode"] = self._policy.describe()
+        identity = {"revision": checkpoint.revision, "tower": spec.tower, "preprocessing": preprocessing}
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        return ModelInfo(
+            name=settings.served_name or checkpoint.name,
+            revision=checkpoint.revision,
+            family=spec.family,
+            tower=spec.tower,
+            dimensions=spec.dimensions,
+            fingerprint=digest[:16],
+            preprocessing=preprocessing,
+            mask_needs=tuple(sorted(spec.mask_needs)),
+            max_tokens=spec.max_tokens,
+            compute_dtype=self._dtype_name,
+            max_batch=max(self._buckets),
+        )

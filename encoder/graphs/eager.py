@@ -1,0 +1,31 @@
+"""The eager runner: calls the module as it is. It serves any size, and is what graphs are held against."""
+
+import torch
+
+from encoder.attention.dispatch import CallTrace
+from encoder.attention.hf import attending
+from encoder.device import Device
+from encoder.graphs.runner import Bucket, GraphRunner
+from encoder.models.tower import Inputs
+
+
+class EagerRunner(GraphRunner):
+    """No graph: every forward is dispatched operator by operator."""
+
+    name = "eager"
+
+    @classmethod
+    def unavailable(cls, device: Device) -> str | None:
+        return None
+
+    def capture(self, bucket: Bucket, inputs: Inputs) -> int:
+        self.run(bucket, inputs)
+        return 0
+
+    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+        with torch.inference_mode(), attending(self.dispatcher) as trace:
+            vectors = self.tower.forward(self.to_device(inputs))
+        return vectors.float().cpu(), trace
+
+    def release(self, bucket: Bucket) -> None:
+        """Nothing is held."""

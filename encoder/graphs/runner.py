@@ -1,0 +1,76 @@
+"""What a graph runner is: it makes a forward ready for one bucket, and runs it."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from encoder.attention.dispatch import CallTrace, Dispatcher
+from encoder.device import Device
+from encoder.models.tower import Inputs, Tower
+
+GraphState = Literal["ready", "eager", "disabled"]
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """A captured size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures)."""
+
+    batch: int
+    length: int = 0
+
+    def __str__(self) -> str:
+        return f"batch={self.batch}" + (f",length={self.length}" if self.length else "")
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """What is known of one bucket; times in milliseconds, memory in bytes."""
+
+    runner: str
+    bucket: Bucket
+    backend: str
+    dtype: str
+    state: GraphState = "ready"
+    reason: str = ""
+    capture_ms: float = 0.0
+    memory_bytes: int = 0
+    replay_ms: float = 0.0
+    eager_ms: float = 0.0
+
+
+class GraphRunner(ABC):
+    """Owns the forwards of one tower on one device; called from one thread."""
+
+    name: str
+
+    def __init__(self, tower: Tower[Any], dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> None:
+        self.tower = tower
+        self.dispatcher = dispatcher
+        self.device = device
+        self.dtype = dtype
+
+    @classmethod
+    @abstractmethod
+    def unavailable(cls, device: Device) -> str | None:
+        """Why this runner cannot run on `device`, or None when it can."""
+
+    @abstractmethod
+    def capture(self, bucket: Bucket, inputs: Inputs) -> int:
+        """Makes the bucket ready with host inputs of exactly its size; returns the bytes it holds, 0 when unknown."""
+
+    @abstractmethod
+    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+        """Vectors float32 [bucket.batch, D] on the host, owned by the caller, and what the attention calls did."""
+
+    @abstractmethod
+    def release(self, bucket: Bucket) -> None:
+        """Gives back what a bucket holds; it will not be run again."""
+
+    def to_device(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """Host inputs on the device, floats in the forward's dtype."""
+        return {
+            name: tensor.to(self.device.torch_name, self.dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in inputs.items()
+        }

@@ -1,0 +1,1 @@
+"""Model families: finding a checkpoint, loading a tower, and what its attention asks for."""

@@ -1,0 +1,74 @@
+"""A tower: one half of a model, ready to be called with batches; and the registry of families that make them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from encoder.attention.backend import MaskNeed
+from encoder.errors import CheckpointError
+from encoder.models.checkpoint import Checkpoint
+from encoder.settings import EngineSettings, TowerName
+
+Item = TypeVar("Item")
+Inputs = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TowerSpec:
+    """What a tower is: `dimensions` of its vectors, head dims of its layers, mask needs of its calls.
+
+    `max_tokens`: longest text with special tokens, 0 for vision.
+    """
+
+    family: str
+    tower: TowerName
+    dimensions: int
+    head_dims: frozenset[int]
+    mask_needs: frozenset[MaskNeed]
+    max_tokens: int = 0
+
+
+class Tower(ABC, Generic[Item]):
+    """One tower of one checkpoint with its preprocessing.
+
+    `module` holds the weights, loaded in float32 on the CPU with the project's attention name.
+    """
+
+    spec: TowerSpec
+    module: torch.nn.Module
+
+    @abstractmethod
+    def collate(self, items: Sequence[Item], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        """Host tensors of a batch, first dimension the batch; texts padded to `length` tokens, or the longest."""
+
+    @abstractmethod
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        """Vectors [n, dimensions], pooled and projected; inputs on the module's device, floats in its dtype."""
+
+    @abstractmethod
+    def golden_items(self) -> list[Item]:
+        """A few inputs made by formula, for the self-check and the health probe."""
+
+    @abstractmethod
+    def describe_preprocessing(self) -> dict[str, Any]:
+        """The exact preprocessing, JSON-ready; part of the fingerprint."""
+
+
+FAMILIES: dict[str, str] = {"clip": "encoder.models.clip:load_tower"}
+
+
+def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:
+    """The tower that the settings name; raises CheckpointError for an architecture that no family here serves."""
+    target = FAMILIES.get(checkpoint.model_type)
+    if target is None:
+        raise CheckpointError(
+            f"{checkpoint.name}: architecture {checkpoint.model_type or 'unnamed'!r} is not served: "
+            f"use a checkpoint of {', '.join(sorted(FAMILIES))}"
+        )
+    module, _, attribute = target.partition(":")
+    tower: Tower[Any] = getattr(import_module(module), attribute)(checkpoint, settings)
+    return tower
