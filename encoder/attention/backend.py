@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
@@ -138,8 +139,8 @@ def is_key_padding(mask: torch.Tensor) -> bool:
 class AttentionBackend(ABC):
     """An attention implementation. One instance serves every layer of one engine and keeps no state of a call."""
 
-    name: str
-    capabilities: Capabilities
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
 
     @classmethod
     @abstractmethod

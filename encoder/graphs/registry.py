@@ -8,8 +8,9 @@ from encoder.graphs.runner import GraphRunner
 
 RUNNERS: dict[str, str] = {
     "eager": "encoder.graphs.eager:EagerRunner",
+    "openvino": "encoder.graphs.openvino:OpenVinoRunner",
 }
-PLATFORM_RUNNERS: dict[str, tuple[str, ...]] = {}
+PLATFORM_RUNNERS: dict[str, tuple[str, ...]] = {"cpu": ("openvino",)}
 
 
 def runner_class(name: str) -> type[GraphRunner]:
@@ -36,7 +37,7 @@ def choose_runner(setting: str, device: Device) -> tuple[type[GraphRunner], tupl
                 f"graph runner {setting!r} cannot run on {device.describe()}: {why_not}; use auto, or another one"
             )
         return asked, ()
-    notes = []
+    notes: list[str] = []
     for name in PLATFORM_RUNNERS.get(device.kind, ()):
         candidate = runner_class(name)
         why_not = candidate.unavailable(device)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -43,7 +43,7 @@ class GraphRecord:
 class GraphRunner(ABC):
     """Owns the forwards of one tower on one device; called from one thread."""
 
-    name: str
+    name: ClassVar[str]
 
     def __init__(self, tower: Tower[Any], dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> None:
         self.tower = tower

@@ -22,7 +22,7 @@ class ClipVision(Tower[np.ndarray]):
     """Items are uint8 pixels [3, H, W], resized and cropped."""
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
-        config = CLIPConfig.from_dict(checkpoint.config)
+        config: Any = CLIPConfig.from_dict(checkpoint.config)
         vision = config.vision_config
         self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
         self.spec = TowerSpec(
@@ -52,7 +52,7 @@ class ClipText(Tower[TokenizedText]):
     """Items are tokenised texts. The padding mask goes in as [n, 1, 1, L]; the causal part comes from the model."""
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
-        config = CLIPConfig.from_dict(checkpoint.config)
+        config: Any = CLIPConfig.from_dict(checkpoint.config)
         text = config.text_config
         self.spec = TowerSpec(
             family="clip",

@@ -1,0 +1,55 @@
+# Each target sets up what it needs by itself in .venv and is quick the second time. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROTO := proto/encoder/v1/encoder.proto
+PROTO_OUT ?= .
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-quick lint types proto lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vitfleet needs Python 3.11 or newer: set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setting up $(VENV) (torch, Ray, transformers: about 2 GB, a minute or two the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off \
+		-c constraints.txt -e '.[openvino,bulk,dev]'
+	@touch $@
+
+demo: $(READY) ## start the service, encode the sample pictures, print what came out, stop
+	@$(BIN)/vitfleet demo
+
+serve: $(READY) ## serve the demo model on this machine until Ctrl-C
+	@$(BIN)/vitfleet serve
+
+test: lint types ## every check and every test
+	@echo "running the tests"
+	@$(BIN)/python -m pytest
+
+test-quick: $(READY) ## the tests that start no Ray
+	@$(BIN)/python -m pytest -m "not serve"
+
+lint: $(READY) ## ruff: rules and format
+	@echo "checking style"
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY) ## mypy
+	@echo "checking types"
+	@$(BIN)/mypy
+
+proto: $(READY) ## write the generated code anew from the .proto
+	@echo "generating encoder/v1 from $(PROTO)"
+	@$(BIN)/python -m grpc_tools.protoc -I proto \
+		-I "$$($(BIN)/python -c 'import google.rpc.status_pb2 as s, pathlib; print(pathlib.Path(s.__file__).parents[2])')" \
+		--python_out=$(PROTO_OUT) --pyi_out=$(PROTO_OUT) --grpc_python_out=$(PROTO_OUT) encoder/v1/encoder.proto
+
+lock: ## write constraints.txt anew from what .venv holds
+	@$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' > constraints.txt
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,162 @@
+"""The batcher on a real event loop and its real thread; forwards are formulas that can be stopped."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from encoder.batching import Batcher
+from encoder.errors import DeadlinePassed, InvalidInput, NotReady, Overloaded
+
+REFUSED = 1000
+
+
+@dataclass
+class Result:
+    vectors: np.ndarray
+    attention_backend: str = "sdpa"
+    runner: str = "eager"
+    fallback_reason: str | None = None
+
+
+class Forward:
+    """Doubles numbers; waits while `gate` is closed; refuses one number; notes each batch and thread."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.batches: list[list[int]] = []
+        self.threads: set[int] = set()
+
+    def __call__(self, items: Sequence[int]) -> Result:
+        self.threads.add(threading.get_ident())
+        self.batches.append(list(items))
+        assert self.gate.wait(10)
+        if REFUSED in items:
+            raise InvalidInput("this number is refused")
+        return Result(np.array([[2.0 * item] for item in items], np.float32))
+
+
+async def until(condition: object) -> None:
+    for _ in range(500):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the condition never held")
+
+
+async def test_rows_come_back_to_their_own_items() -> None:
+    batcher = Batcher(Forward(), max_batch=4)
+    rows = await asyncio.gather(*(batcher.submit(i) for i in range(30)))
+    assert [row.vector[0] for row in rows] == [2.0 * i for i in range(30)]
+    await batcher.close()
+
+
+async def test_what_waits_goes_together_once_the_device_is_free() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=4)
+    first = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    rest = [asyncio.create_task(batcher.submit(i)) for i in range(1, 7)]
+    await until(lambda: batcher.waiting == 6)
+    forward.gate.set()
+    rows = await asyncio.gather(first, *rest)
+    assert forward.batches == [[0], [1, 2, 3, 4], [5, 6]]
+    assert [row.batch_size for row in rows] == [1, 4, 4, 4, 4, 2, 2]
+    await batcher.close()
+
+
+async def test_one_thread_runs_every_forward() -> None:
+    forward = Forward()
+    batcher = Batcher(forward, max_batch=2)
+    await asyncio.gather(*(batcher.submit(i) for i in range(20)))
+    assert len(forward.threads) == 1 and threading.get_ident() not in forward.threads
+    await batcher.close()
+
+
+async def test_one_bad_item_fails_alone() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=8)
+    tasks = [asyncio.create_task(batcher.submit(i)) for i in (1, 12, REFUSED, 14)]
+    await until(lambda: forward.batches)
+    forward.gate.set()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(answers[2], InvalidInput)
+    assert [row.vector[0] for row in answers if not isinstance(row, BaseException)] == [2.0, 24.0, 28.0]
+    await batcher.close()
+
+
+async def test_cancelled_and_late_items_cost_no_forward() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=8)
+    running = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    gone = asyncio.create_task(batcher.submit(1))
+    late = asyncio.create_task(batcher.submit(2, deadline=asyncio.get_running_loop().time() + 0.01))
+    kept = asyncio.create_task(batcher.submit(3))
+    await until(lambda: batcher.waiting == 3)
+    gone.cancel()
+    await asyncio.sleep(0.05)
+    forward.gate.set()
+    with pytest.raises(DeadlinePassed):
+        await late
+    assert (await kept).vector[0] == 6.0
+    assert (await running).vector[0] == 0.0
+    assert forward.batches == [[0], [3]]
+    await batcher.close()
+
+
+async def test_a_full_queue_refuses_and_loses_nothing() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=1, max_waiting=2)
+    running = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    waiting = [asyncio.create_task(batcher.submit(i)) for i in (1, 2)]
+    await until(lambda: batcher.waiting == 2)
+    with pytest.raises(Overloaded):
+        await batcher.submit(3)
+    forward.gate.set()
+    rows = await asyncio.gather(running, *waiting)
+    assert [row.vector[0] for row in rows] == [0.0, 2.0, 4.0]
+    await batcher.close()
+
+
+async def test_close_refuses_what_waits_and_ends_the_thread() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=1)
+    running = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    waiting = asyncio.create_task(batcher.submit(1))
+    await until(lambda: batcher.waiting == 1)
+    closing = asyncio.create_task(batcher.close())
+    with pytest.raises(NotReady):
+        await waiting
+    forward.gate.set()
+    assert (await running).vector[0] == 0.0
+    await closing
+    with pytest.raises(NotReady):
+        await batcher.submit(5)
+    assert not forward.threads & {thread.ident for thread in threading.enumerate()}
+
+
+async def test_a_forward_that_loses_a_row_is_an_error() -> None:
+    batcher = Batcher(lambda items: Result(np.zeros((0, 1), np.float32)), max_batch=4)
+    with pytest.raises(Exception, match="0 vectors for 1 items"):
+        await batcher.submit(1)
+    await batcher.close()
+
+
+async def test_call_runs_on_the_forward_thread() -> None:
+    forward = Forward()
+    batcher = Batcher(forward, max_batch=1)
+    await batcher.submit(1)
+    assert await batcher.call(threading.get_ident) in forward.threads
+    await batcher.close()
