@@ -15,9 +15,9 @@ GENERATED = ("encoder_pb2.py", "encoder_pb2.pyi", "encoder_pb2_grpc.py")
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("generated")
-    google = Path(google.rpc.status_pb2.__file__).parents[2]
+    includes = Path(google.rpc.status_pb2.__file__).parents[2]
     arguments = [f"--{kind}={out}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{google}", *arguments, "encoder/v1/encoder.proto"])
+    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{includes}", *arguments, "encoder/v1/encoder.proto"])
     assert code == 0
     return out / "encoder/v1"
 
