@@ -15,9 +15,13 @@ GENERATED = ("encoder_pb2.py", "encoder_pb2.pyi", "encoder_pb2_grpc.py")
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("generated")
-    includes = Path(google.rpc.status_pb2.__file__).parents[2]
+    includes = [
+        ROOT / "proto",
+        Path(google.rpc.status_pb2.__file__).parents[2],
+        Path(protoc.__file__).parent / "_proto",
+    ]
     arguments = [f"--{kind}={out}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
-    code = protoc.main(["protoc", f"-I{ROOT / 'proto'}", f"-I{includes}", *arguments, "encoder/v1/encoder.proto"])
+    code = protoc.main(["protoc", *(f"-I{path}" for path in includes), *arguments, "encoder/v1/encoder.proto"])
     assert code == 0
     return out / "encoder/v1"
 
