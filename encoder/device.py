@@ -3,13 +3,21 @@
 A CPU replica on an NPU node sees every NPU (Ray clears no variable for it), so visibility proves nothing.
 """
 
-import platform
+import re
 from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
+from importlib import import_module
 
 from encoder.errors import Unsupported
+
+# kind: the module whose `open_device(kind, index, claimed)` knows it; to add one: one file and one line here
+DEVICES: dict[str, str] = {
+    "cpu": "encoder.devices.cpu",
+    "cuda": "encoder.devices.cuda",
+    "rocm": "encoder.devices.cuda",
+    "npu": "encoder.devices.npu",
+    "xpu": "encoder.devices.other",
+    "musa": "encoder.devices.other",
+}
 
 
 @dataclass(frozen=True)
@@ -17,6 +25,7 @@ class Device:
     """One device: `kind` cpu, cuda, npu, ...; `architecture` as its maker writes it, e.g. 'sm_90', 'Ascend910B2'.
 
     `memory_bytes`: of the device. `visible_count` against `claimed_count`: what this process sees and was granted.
+    `toolkit`: version of CUDA, CANN, ... `best_dtype`: numeric type of a forward when the settings leave it open.
     """
 
     kind: str
@@ -25,56 +34,41 @@ class Device:
     architecture: str
     memory_bytes: int
     driver: str = ""
+    toolkit: str = ""
     visible_count: int = 1
     claimed_count: int = 1
-    features: frozenset[str] = frozenset()
+    best_dtype: str = "float32"
 
     @property
     def torch_name(self) -> str:
-        """The name torch takes: 'cpu', 'npu:0'."""
-        return "cpu" if self.kind == "cpu" else f"{self.kind}:{self.index}"
+        """The name torch takes: 'cpu', 'npu:0'; ROCm goes by the name cuda."""
+        if self.kind == "cpu":
+            return "cpu"
+        return f"{'cuda' if self.kind == 'rocm' else self.kind}:{self.index}"
 
     def describe(self) -> str:
-        """For people: 'cpu (AMD EPYC …, x86_64 avx512_bf16)'."""
+        """For people: 'cpu (AMD EPYC, x86_64 avx512_bf16)'."""
         return f"{self.torch_name} ({self.name}, {self.architecture})"
-
-    def best_dtype(self) -> str:
-        """The numeric type a forward uses here when the settings leave it open."""
-        if self.kind == "cpu":
-            return "bfloat16" if self.features & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"
-        if self.kind == "cuda":
-            return "bfloat16" if "bf16" in self.features else "float16"
-        if self.kind == "npu":
-            return "float16" if "310" in self.architecture else "bfloat16"
-        return "float32"
 
 
 def open_device(kind: str, index: int = 0, claimed: int = 1) -> Device:
-    """The device of that kind and index; raises Unsupported when it is not there, naming what is."""
-    if kind == "cpu":
-        return _cpu(claimed)
-    raise Unsupported(f"device kind {kind!r} is unknown: use cpu, cuda or npu")
+    """The device of that kind and index, of which the caller was granted `claimed`.
+
+    Raises Unsupported when it is not there, or when fewer are visible than were granted.
+    """
+    module = DEVICES.get(kind)
+    if module is None:
+        raise Unsupported(f"device kind {kind!r} is unknown: use one of {', '.join(DEVICES)}")
+    device: Device = import_module(module).open_device(kind, index, claimed)
+    if device.visible_count < max(claimed, index + 1):
+        raise Unsupported(
+            f"{kind} device {index} of {claimed} claimed: this process sees {device.visible_count} "
+            f"({device.name}); check the replica's resources and the visible-devices variable"
+        )
+    return device
 
 
-def _cpu(claimed: int) -> Device:
-    name, flags = platform.processor() or platform.machine(), set[str]()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            field, _, value = line.partition(":")
-            if field.strip() == "model name":
-                name = value.strip()
-            elif field.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                break
-    notable = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "bf16") if flag in flags]
-    return Device(
-        kind="cpu",
-        index=0,
-        name=name,
-        architecture=" ".join([platform.machine(), *notable[-2:]]),
-        memory_bytes=psutil.virtual_memory().total,
-        visible_count=psutil.cpu_count(logical=True) or 1,
-        claimed_count=claimed,
-        features=frozenset(flags),
-    )
+def compute_capability(device: Device) -> tuple[int, int]:
+    """(9, 0) of architecture 'sm_90', (10, 3) of 'sm_103'; (0, 0) where there is none."""
+    found = re.fullmatch(r"sm_(\d+)(\d)[a-z]?", device.architecture)
+    return (int(found[1]), int(found[2])) if found else (0, 0)

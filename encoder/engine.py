@@ -80,7 +80,7 @@ class Engine:
             background=settings.decode.background,
             allow_truncated=settings.decode.allow_truncated,
         )
-        self._dtype_name = device.best_dtype() if settings.dtype == "auto" else settings.dtype
+        self._dtype_name = device.best_dtype if settings.dtype == "auto" else settings.dtype
         self._buckets = settings.buckets
         self._startup: list[tuple[str, float]] = []
         self._checks: list[CheckResult] = []

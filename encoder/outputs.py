@@ -59,7 +59,7 @@ def finish(vectors: np.ndarray, options: OutputOptions) -> list[FinishedVector |
     kept = vectors.astype(np.float32, copy=False)
     if options.dimensions:
         kept = kept[:, : options.dimensions]
-    finite = np.isfinite(kept).all(axis=1)
+    finite = np.asarray(np.isfinite(kept).all(axis=1))
     if options.normalize:
         kept = normalize_rows(np.where(finite[:, None], kept, 0))
     return [

@@ -11,6 +11,9 @@ from encoder.errors import BackendUnavailable
 BACKENDS: dict[str, str] = {
     "reference": "encoder.attention.reference:ReferenceAttention",
     "sdpa": "encoder.attention.sdpa:SdpaAttention",
+    "varlen": "encoder.attention.varlen:VarlenAttention",
+    "flash_attn": "encoder.attention.flash_attn:FlashAttention",
+    "ascend_attn": "encoder.attention.ascend_attn:AscendAttention",
 }
 
 FALLBACK = "sdpa"

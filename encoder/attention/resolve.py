@@ -9,7 +9,7 @@ from typing import Literal
 
 from encoder.attention.backend import AttentionBackend, Capabilities, MaskNeed
 from encoder.attention.registry import FALLBACK, backend_class
-from encoder.device import Device
+from encoder.device import Device, compute_capability
 from encoder.errors import BackendUnavailable
 from encoder.settings import EngineSettings
 
@@ -38,6 +38,12 @@ class TowerNeeds:
 
 def platform_order(device: Device) -> tuple[str, ...]:
     """Backends to try on a device when nobody asked for one, best first."""
+    if device.kind == "npu":
+        return (FALLBACK,) if "310" in device.architecture else ("ascend_attn", FALLBACK)
+    if device.kind == "cuda":
+        # flash-attn 3 and 4 are made for sm_90 and sm_100; elsewhere torch's own varlen is as good and always there.
+        newest_first = ("flash_attn", "varlen") if compute_capability(device)[0] in (9, 10) else ("varlen",)
+        return (*newest_first, FALLBACK)
     return (FALLBACK,)
 
 

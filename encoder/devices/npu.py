@@ -1,0 +1,33 @@
+"""Huawei Ascend NPUs through torch_npu, which is imported here and in the npu files of attention and graphs alone."""
+
+from encoder.device import Device
+from encoder.errors import Unsupported
+
+
+def open_device(kind: str, index: int, claimed: int) -> Device:
+    """Raises Unsupported when torch_npu is missing or its runtime sees no such device."""
+    try:
+        import torch_npu
+    except ImportError as error:
+        first_line = str(error).splitlines()[0]
+        raise Unsupported(
+            f"device kind 'npu': torch_npu cannot be imported ({first_line}): install it and CANN"
+        ) from None
+    import torch
+
+    npu = torch.npu  # type: ignore[attr-defined]
+    count = npu.device_count()
+    if index >= count:
+        raise Unsupported(f"npu device {index}: this process sees {count}; check ASCEND_RT_VISIBLE_DEVICES")
+    name = str(npu.get_device_name(index))
+    return Device(
+        kind=kind,
+        index=index,
+        name=name,
+        architecture=name,
+        memory_bytes=int(npu.get_device_properties(index).total_memory),
+        toolkit=str(getattr(torch_npu.version, "cann", "") or ""),
+        visible_count=count,
+        claimed_count=claimed,
+        best_dtype="float16" if "310" in name else "bfloat16",
+    )
