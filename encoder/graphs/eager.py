@@ -23,7 +23,7 @@ class EagerRunner(GraphRunner):
         return 0
 
     def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
-        with torch.inference_mode(), attending(self.dispatcher) as trace:
+        with torch.inference_mode(), attending(self.dispatcher, self.eager_segments(inputs)) as trace:
             vectors = self.tower.forward(self.to_device(inputs))
         return vectors.float().cpu(), trace
 

@@ -9,8 +9,15 @@ from encoder.graphs.runner import GraphRunner
 RUNNERS: dict[str, str] = {
     "eager": "encoder.graphs.eager:EagerRunner",
     "openvino": "encoder.graphs.openvino:OpenVinoRunner",
+    "cuda": "encoder.graphs.cuda:CudaGraphRunner",
+    "npu": "encoder.graphs.npu:NpuGraphRunner",
 }
-PLATFORM_RUNNERS: dict[str, tuple[str, ...]] = {"cpu": ("openvino",)}
+PLATFORM_RUNNERS: dict[str, tuple[str, ...]] = {
+    "cpu": ("openvino",),
+    "cuda": ("cuda",),
+    "rocm": ("cuda",),
+    "npu": ("npu",),
+}
 
 
 def runner_class(name: str) -> type[GraphRunner]:

@@ -6,21 +6,43 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from encoder.attention.backend import Segments
 from encoder.attention.dispatch import CallTrace, Dispatcher
 from encoder.device import Device
 from encoder.models.tower import Inputs, Tower
 
 GraphState = Literal["ready", "eager", "disabled"]
+# Key of a packed batch's boundaries among its inputs: int32 [segments + 1] on the host.
+BOUNDARIES = "cu_seqlens"
 
 
 @dataclass(frozen=True, order=True)
 class Bucket:
-    """A captured size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures)."""
+    """A captured size.
+
+    Fixed-size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures). Packed: `tokens` in
+    all, up to `segments` of them apart, none longer than `max_length`; `batch` is then the items that fit at most.
+    """
 
     batch: int
     length: int = 0
+    tokens: int = 0
+    segments: int = 0
+    max_length: int = 0
+
+    @property
+    def packed(self) -> bool:
+        """Whether this is a token budget."""
+        return self.tokens > 0
+
+    @property
+    def cost(self) -> int:
+        """What running it costs, in tokens or items: the smaller of two that fit is the better."""
+        return self.tokens or self.batch * max(self.length, 1)
 
     def __str__(self) -> str:
+        if self.packed:
+            return f"tokens={self.tokens},segments={self.segments},max_length={self.max_length}"
         return f"batch={self.batch}" + (f",length={self.length}" if self.length else "")
 
 
@@ -67,6 +89,14 @@ class GraphRunner(ABC):
     @abstractmethod
     def release(self, bucket: Bucket) -> None:
         """Gives back what a bucket holds; it will not be run again."""
+
+    def eager_segments(self, inputs: Inputs) -> Segments | None:
+        """Boundaries of a packed batch for an eager forward: exact on the host and on the device."""
+        boundaries = inputs.get(BOUNDARIES)
+        if boundaries is None:
+            return None
+        lengths = (boundaries[1:] - boundaries[:-1]).tolist()
+        return Segments.from_lengths(lengths, self.device.torch_name)
 
     def to_device(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Host inputs on the device, floats in the forward's dtype."""

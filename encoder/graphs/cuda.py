@@ -1,0 +1,41 @@
+"""CUDA graphs. Boundaries are read from the device, so one graph serves every layout that fits its bucket."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from encoder.attention.backend import Segments
+from encoder.device import Device
+from encoder.graphs.captured import Captured, CapturingRunner
+from encoder.graphs.runner import BOUNDARIES, Bucket
+from encoder.models.tower import Inputs
+
+
+class CudaGraphRunner(CapturingRunner):
+    """`max_length` and scale are baked in: the bucket's greatest length stands for every batch in it."""
+
+    name = "cuda"
+
+    @classmethod
+    def unavailable(cls, device: Device) -> str | None:
+        return None if device.kind in ("cuda", "rocm") else f"it needs a CUDA device, this is {device.kind}"
+
+    @property
+    def accelerator(self) -> Any:
+        return torch.cuda
+
+    def new_graph(self) -> torch.cuda.CUDAGraph:
+        return torch.cuda.CUDAGraph()
+
+    def capturing(self, graph: Any, pool: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = torch.cuda.graph(graph, pool=pool)
+        return context
+
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
+        if BOUNDARIES not in static:
+            return None
+        return Segments(static[BOUNDARIES], None, bucket.max_length)
+
+    def update(self, captured: Captured, inputs: Inputs) -> None:
+        """Nothing is read on the host."""

@@ -1,0 +1,55 @@
+"""NPU graphs. The fused operator reads its lengths on the host, so they are handed over anew before every replay.
+
+A captured call with lengths waits for an event that only `update()` records: a replay without it would hang
+(torch_npu 2.13, `NPUGraph`). Calls without lengths, as for pictures of one size, are captured plainly.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from encoder.attention.backend import Segments
+from encoder.device import Device
+from encoder.graphs.captured import Captured, CapturingRunner, host_boundaries
+from encoder.graphs.runner import BOUNDARIES, Bucket
+from encoder.models.tower import Inputs
+
+
+class NpuGraphRunner(CapturingRunner):
+    """One graph a bucket; each takes streams of the device, of which there are about 2048."""
+
+    name = "npu"
+
+    @classmethod
+    def unavailable(cls, device: Device) -> str | None:
+        if device.kind != "npu":
+            return f"it needs an Ascend NPU, this is {device.kind}"
+        import torch_npu
+
+        return None if hasattr(torch_npu.npu, "NPUGraph") else "this torch_npu has no NPUGraph"
+
+    @property
+    def accelerator(self) -> Any:
+        return torch.npu  # type: ignore[attr-defined]
+
+    def new_graph(self) -> Any:
+        return self.accelerator.NPUGraph()
+
+    def capturing(self, graph: Any, pool: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.accelerator.graph(
+            graph, pool=pool, auto_dispatch_capture=segments is not None
+        )
+        return context
+
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
+        if BOUNDARIES not in static:
+            return None
+        return Segments(static[BOUNDARIES], host_boundaries(inputs), bucket.max_length)
+
+    def update(self, captured: Captured, inputs: Inputs) -> None:
+        boundaries = host_boundaries(inputs)
+        if boundaries is None:
+            return
+        ends = list(boundaries[1:])
+        captured.graph.update(cpu_update_input=[{"actual_seq_lengths": ends, "actual_seq_lengths_kv": ends}])
