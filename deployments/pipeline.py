@@ -1,0 +1,181 @@
+"""Items through one engine: prepare on a bounded thread pool, forward on the batcher's own thread.
+
+Belongs to one event loop. An item's own error comes back in its Outcome; what concerns the whole call (`CALL_ERRORS`)
+is raised. Deadlines are times of the loop's clock.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from deployments.outcomes import Outcome
+from deployments.settings import PoolSettings
+from deployments.wire import INTERNAL_MESSAGE, Overflow
+from encoder.batching import Batcher, Forwarded
+from encoder.engine import RawPixels
+from encoder.errors import DeadlinePassed, EncoderError, NotReady, Overloaded
+
+if TYPE_CHECKING:
+    from encoder.preprocess.text import TokenizedText
+    from encoder.report import ModelInfo, Report
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+CALL_ERRORS = (Overloaded, DeadlinePassed, NotReady)
+
+
+class NamedBackend(Protocol):
+    """The decision about the attention backend, as far as a response names it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class ServedEngine(Protocol):
+    """What serving asks of `encoder.engine.Engine`."""
+
+    info: "ModelInfo"
+
+    @property
+    def resolved(self) -> NamedBackend: ...
+    def prepare_image(self, source: bytes | RawPixels) -> Any: ...
+    def prepare_text(self, text: str, overflow: Overflow) -> "TokenizedText": ...
+    def forward(self, items: Sequence[Any]) -> Forwarded: ...
+    def probe(self) -> None: ...
+    def count(self, counter: str, amount: int = 1) -> None: ...
+    def report(self) -> "Report": ...
+    def close(self) -> None: ...
+
+
+class Pipeline:
+    """Owns the threads of one replica; ended with `close`."""
+
+    def __init__(self, engine: ServedEngine, settings: PoolSettings) -> None:
+        self._engine = engine
+        self._health_period_s = settings.health_period_s
+        self._health_timeout_s = settings.health_forward_timeout_s
+        self._workers = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="prepare")
+        self._batcher: Batcher[Any] = Batcher(
+            self._forward, max_batch=engine.info.max_batch, max_waiting=settings.max_waiting_items
+        )
+        self._forward_worked_at = float("-inf")
+        self.ms_per_item = 0.0
+
+    async def encode_images(
+        self, sources: Iterable[Callable[[], bytes | RawPixels]], deadline: float | None
+    ) -> list[Outcome]:
+        """One outcome a picture, in order; a source is read on the thread that decodes it."""
+        return await _gather(self._encode_image(source, deadline) for source in sources)
+
+    async def encode_texts(self, texts: Iterable[str], overflow: Overflow, deadline: float | None) -> list[Outcome]:
+        """One outcome a text, in order."""
+        tokenised = await self._prepare(partial(self._tokenise, texts, overflow), deadline)
+        return await _gather(self._encode_tokens(tokens, deadline) for tokens in tokenised)
+
+    async def check_forward(self) -> None:
+        """Raises when the forward does not work: NotReady when its thread is stalled, else what the probe raised.
+
+        Traffic that went through within the health period is proof enough.
+        """
+        if time.monotonic() - self._forward_worked_at < self._health_period_s:
+            return
+        try:
+            async with asyncio.timeout(self._health_timeout_s):
+                await self._batcher.call(self._engine.probe)
+        except TimeoutError:
+            raise NotReady(
+                f"{self._engine.info.name}: the forward thread has not answered for {self._health_timeout_s:g} s: "
+                "it is stalled"
+            ) from None
+        self._forward_worked_at = time.monotonic()
+
+    async def close(self, timeout_s: float) -> None:
+        """Refuses what waits, lets the forward under way end, and gives the device back."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._batcher.close()
+        except TimeoutError:
+            logger.error("the forward thread did not end within %g s: left behind", timeout_s)
+        else:
+            self._engine.close()
+        self._workers.shutdown(wait=False)
+
+    async def _encode_image(self, source: Callable[[], bytes | RawPixels], deadline: float | None) -> Outcome:
+        prepared = await self._prepare(partial(self._decode, source), deadline)
+        if isinstance(prepared, Outcome):
+            return prepared
+        return await self._submit(prepared, deadline)
+
+    async def _encode_tokens(self, tokens: "TokenizedText | Outcome", deadline: float | None) -> Outcome:
+        if isinstance(tokens, Outcome):
+            return tokens
+        return await self._submit(tokens, deadline, token_count=tokens.token_count, truncated=tokens.truncated)
+
+    async def _submit(
+        self, prepared: Any, deadline: float | None, *, token_count: int = 0, truncated: bool = False
+    ) -> Outcome:
+        prepared_at = time.monotonic()
+        try:
+            row = await self._batcher.submit(prepared, deadline)
+        except CALL_ERRORS:
+            raise
+        except Exception as error:
+            return Outcome(prepared_at, None, _item_error(error), token_count, truncated)
+        return Outcome(prepared_at, row, None, token_count, truncated)
+
+    async def _prepare(self, function: Callable[[], Result], deadline: float | None) -> Result:
+        """`function` on a prepare thread, unless the deadline is past by then."""
+
+        def run() -> Result:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlinePassed("the deadline went by while an item waited to be prepared")
+            return function()
+
+        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+
+    def _decode(self, source: Callable[[], bytes | RawPixels]) -> Any:
+        """A picture ready for the device, or its Outcome when it has an error; on a prepare thread."""
+        try:
+            return self._engine.prepare_image(source())
+        except Exception as error:
+            return Outcome(time.monotonic(), error=_item_error(error))
+
+    def _tokenise(self, texts: Iterable[str], overflow: Overflow) -> "list[TokenizedText | Outcome]":
+        """Tokens of each text, or its Outcome when it has an error; on a prepare thread."""
+        prepared: list[TokenizedText | Outcome] = []
+        for text in texts:
+            try:
+                prepared.append(self._engine.prepare_text(text, overflow))
+            except Exception as error:
+                prepared.append(Outcome(time.monotonic(), error=_item_error(error)))
+        return prepared
+
+    def _forward(self, items: Sequence[Any]) -> Forwarded:
+        """On the forward thread."""
+        started = time.monotonic()
+        result = self._engine.forward(items)
+        self._forward_worked_at = time.monotonic()
+        self.ms_per_item = (self._forward_worked_at - started) * 1e3 / len(items)
+        return result
+
+
+async def _gather(items: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
+    """All outcomes in order; the first error of the whole call cancels the rest and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(item) for item in items]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _item_error(error: Exception) -> EncoderError:
+    """What one item is answered with; an error that is not the project's own is logged and stays behind INTERNAL."""
+    if isinstance(error, EncoderError):
+        return error
+    logger.error("an item failed: %s", type(error).__name__, exc_info=error)
+    return EncoderError(INTERNAL_MESSAGE)

@@ -1,0 +1,55 @@
+"""Reads a Serve config for one machine, checks the pools in it, and sets what the local fleet decides itself."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deployments.settings import SERVICER_FUNCTION, PoolSettings, ServeSettings, parse_pool_settings
+from encoder.errors import InvalidInput
+
+POOL_BUILDER = "deployments.app:build_pool"
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """`document` is what Serve takes; `pools` are the settings of its applications."""
+
+    document: dict[str, Any]
+    pools: tuple[PoolSettings, ...]
+
+
+def load_serve_config(path: Path, serve: ServeSettings, model: str | None) -> ServeConfig:
+    """The config of `path` with the ports, host and proxy of `serve`; raises InvalidInput with one line."""
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidInput(f"Serve config {path} cannot be read: {' '.join(str(error).split())}") from None
+    applications = document.get("applications") if isinstance(document, dict) else None
+    if not applications or not isinstance(applications, list):
+        raise InvalidInput(f"Serve config {path} names no applications: add at least one pool")
+    pools = []
+    for application in applications:
+        if application.get("import_path") != POOL_BUILDER:
+            raise InvalidInput(
+                f"application {application.get('name')!r} in {path} is not built by {POOL_BUILDER}: only pools can be "
+                "served by a local fleet"
+            )
+        args = application.setdefault("args", {})
+        if model is not None:
+            args.setdefault("engine", {})["model"] = model
+        pool = parse_pool_settings(args)
+        if pool.name != application.get("name"):
+            raise InvalidInput(f"application {application.get('name')!r} in {path} holds pool {pool.name!r}: one name")
+        pools.append(pool)
+    document["proxy_location"] = "EveryNode"
+    document["http_options"] = {"host": serve.host, "port": serve.http_port}
+    document["grpc_options"] = {"port": serve.grpc_port, "grpc_servicer_functions": [SERVICER_FUNCTION]}
+    return ServeConfig(document, tuple(pools))
+
+
+def cpus_needed(pools: tuple[PoolSettings, ...]) -> int:
+    """Logical CPUs that all replicas claim when every pool is at its largest, and one for Serve itself."""
+    replicas = [pool.autoscaling.max_replicas if pool.autoscaling else pool.num_replicas or 1 for pool in pools]
+    return 1 + round(sum(pool.num_cpus * count for pool, count in zip(pools, replicas, strict=True)) + 0.499)
