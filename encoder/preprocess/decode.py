@@ -1,0 +1,113 @@
+"""Bytes to pixels: any picture file as RGB, by stated policies, and never an exception but InvalidImage.
+
+| matter            | policy (version 1)                                                                             |
+|-------------------|------------------------------------------------------------------------------------------------|
+| what it is        | read from the content: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF                                   |
+| too large         | refused from the header, before anything is decoded                                            |
+| EXIF orientation  | applied, all eight (a setting); EXIF that cannot be read counts as upright                     |
+| transparency      | composited on a background, white unless set: alpha bands, palette entries, tRNS colours       |
+| animation, pages  | the first frame                                                                                |
+| palette, 1 bit    | converted to RGB here, so before any resizing                                                  |
+| grey              | repeated to RGB                                                                                |
+| 16 bits a sample  | the high byte is kept, for grey as for colour: scaled, never clipped                           |
+| floats, 32 bits   | refused: no defined white                                                                      |
+| CMYK, YCCK        | by Adobe's marker (with it, ink is stored inverted), without colour management                 |
+| colour profiles   | ignored, as are PNG gamma and chromaticities                                                   |
+| truncated         | refused; with `allow_truncated` what is missing is grey (JPEG), black or background (others)   |
+| damaged           | a JPEG with broken data counts as truncated; a JPEG that lacks only its end marker counts whole |
+
+The oracles are Pillow's pixels, and transformers' conversion to RGB for transparency. Imports no torch; thread-safe;
+sets no process-wide option of Pillow. libjpeg-turbo's and Pillow's readers run without the GIL.
+"""
+
+import re
+
+import numpy as np
+from PIL import Image
+
+from encoder.errors import InvalidImage
+from encoder.preprocess.flatten import cmyk_to_rgb, on_background, to_rgb
+from encoder.preprocess.jpeg import read_jpeg
+from encoder.preprocess.jpeg_markers import check_markers
+from encoder.preprocess.orientation import INVERSE, exif_orientation, turn
+from encoder.preprocess.policy import DecodeLimits, DecodePolicy
+from encoder.preprocess.reader import open_picture, read_picture
+from encoder.preprocess.sniff import ACCEPTED, picture_format
+
+__all__ = ["DecodeLimits", "DecodePolicy", "check_pixels", "decode_image"]
+
+RAW_CHANNELS = (1, 3, 4)
+DEFAULT_LIMITS = DecodeLimits()
+DEFAULT_POLICY = DecodePolicy()
+
+
+def decode_image(
+    data: bytes | memoryview, limits: DecodeLimits = DEFAULT_LIMITS, policy: DecodePolicy = DEFAULT_POLICY
+) -> np.ndarray:
+    """A picture file as RGB, uint8 [h, w, 3], contiguous and writable. Raises InvalidImage with a one-line reason."""
+    length = memoryview(data).nbytes
+    if length == 0:
+        raise InvalidImage(f"not a picture: no bytes at all; send {ACCEPTED}")
+    limits.check_bytes(length)
+    content = bytes(data)
+    name = picture_format(content)
+    try:
+        return (_jpeg if name == "JPEG" else _other)(content, name, limits, policy)
+    except InvalidImage:
+        raise
+    except Image.DecompressionBombError:
+        raise InvalidImage(f"the {name} is over the limit of {limits.max_pixels} pixels; scale it down") from None
+    except Exception as error:  # readers raise what they like for broken files; none of it may escape
+        raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
+
+
+def check_pixels(
+    data: bytes | memoryview,
+    height: int,
+    width: int,
+    channels: int,
+    limits: DecodeLimits = DEFAULT_LIMITS,
+    policy: DecodePolicy = DEFAULT_POLICY,
+) -> np.ndarray:
+    """Pixels that the caller decoded, uint8 [height, width, channels] row by row, as RGB uint8 [height, width, 3].
+
+    1 channel is grey, 3 RGB, 4 RGBA (composited as a file's transparency is). Contiguous and writable. Raises
+    InvalidImage.
+    """
+    if channels not in RAW_CHANNELS:
+        raise InvalidImage(f"raw pixels have {channels} channels: send 1 (grey), 3 (RGB) or 4 (RGBA)")
+    limits.check_size(width, height)
+    expected, length = height * width * channels, memoryview(data).nbytes
+    if length != expected:
+        shape = f"{height}x{width}x{channels}"
+        raise InvalidImage(f"raw pixels of {shape} take {expected} bytes, {length} came; send rows without padding")
+    pixels = np.frombuffer(data, dtype=np.uint8).reshape(height, width, channels)
+    if channels == 4:
+        return on_background(Image.fromarray(pixels), policy.background)
+    return np.repeat(pixels, 3, axis=2) if channels == 1 else pixels.copy()
+
+
+def _jpeg(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
+    check_markers(content)
+    header = open_picture(content, name, limits)
+    adobe = "adobe" in header.info
+    pixels = read_jpeg(content, header.size, adobe=adobe, allow_truncated=policy.allow_truncated)
+    if pixels is None:
+        image, _ = read_picture(content, name, limits, allow_truncated=policy.allow_truncated)
+        if image.mode == "CMYK" and not adobe:  # Pillow takes all CMYK for Adobe's and has inverted it
+            pixels = cmyk_to_rgb(255 - np.asarray(image))
+        else:
+            pixels = to_rgb(image, policy.background)
+    return turn(pixels, exif_orientation(header)) if policy.apply_exif_orientation else pixels
+
+
+def _other(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
+    image, already_turned = read_picture(content, name, limits, allow_truncated=policy.allow_truncated)
+    pixels = to_rgb(image, policy.background)
+    return turn(pixels, exif_orientation(image) if policy.apply_exif_orientation else INVERSE[already_turned])
+
+
+def _reason(error: Exception) -> str:
+    """One line of an exception, without the addresses of objects."""
+    text = re.sub(r"<[^<>]* object at 0x[0-9a-f]+>", "it", " ".join(str(error).split()))
+    return text[:200] or type(error).__name__
