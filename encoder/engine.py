@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from encoder.attention.backend import MaskNeed
 from encoder.attention.dispatch import Dispatcher
 from encoder.attention.registry import FALLBACK, backend_class
 from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backend
@@ -240,31 +239,18 @@ class Engine:
             for need in sorted(spec.mask_needs)
         ]  # fmt: skip
         needs = "+".join(sorted(spec.mask_needs))
-        vectors, _, runner = self._forward.run(self._golden)
-        checks.append(
+        alone = [self._forward.run([item]) for item in self._golden]
+        runs = {
+            "vectors, together": self._forward.run(self._golden),
+            "vectors, one by one": (np.concatenate([vectors for vectors, _, _ in alone]), alone[0][1], alone[0][2]),
+        }
+        checks += [
             check_vectors(
-                vectors,
-                expected,
-                tower=spec.tower,
-                backend=name,
-                runner=runner,
-                dtype=self._dtype_name,
-                mask_need=needs,
+                vectors, expected, tower=spec.tower, backend=name, runner=runner,
+                dtype=self._dtype_name, mask_need=needs, detail=detail,
             )
-        )
-        alone = np.concatenate([self._forward.run([item])[0] for item in self._golden])
-        unpadded = str(MaskNeed.CAUSAL) if MaskNeed.CAUSAL in spec.mask_needs else needs
-        checks.append(
-            check_vectors(
-                alone,
-                expected,
-                tower=spec.tower,
-                backend=name,
-                runner=runner,
-                dtype=self._dtype_name,
-                mask_need=unpadded,
-            )
-        )
+            for detail, (vectors, _, runner) in runs.items()
+        ]  # fmt: skip
         self._checks.extend(checks)
         return next((check for check in checks if not check.passed), None)
 

@@ -36,7 +36,7 @@ class CheckResult:
     max_abs_error: float
     cosine_threshold: float
     max_abs_threshold: float
-    detail: str = ""
+    detail: str
 
     @property
     def passed(self) -> bool:
@@ -46,7 +46,7 @@ class CheckResult:
     def describe(self) -> str:
         """One line for logs and errors."""
         return (
-            f"{self.tower} {self.detail or 'vectors'} with {self.backend}/{self.runner} {self.dtype}, "
+            f"{self.tower} {self.detail} with {self.backend}/{self.runner} {self.dtype}, "
             f"mask {self.mask_need}: cosine {self.worst_cosine:.6f} (at least {self.cosine_threshold}), "
             f"max error {self.max_abs_error:.2e} (at most {self.max_abs_threshold:.0e})"
         )
@@ -63,12 +63,20 @@ def compare_rows(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]
 
 
 def check_vectors(
-    found: np.ndarray, expected: np.ndarray, *, tower: str, backend: str, runner: str, dtype: str, mask_need: str
+    found: np.ndarray,
+    expected: np.ndarray,
+    *,
+    tower: str,
+    backend: str,
+    runner: str,
+    dtype: str,
+    mask_need: str,
+    detail: str,
 ) -> CheckResult:
     """Holds vectors [n, D] of the chosen path against those of the reference, both normalised."""
     cosine, error = compare_rows(normalize_rows(found), normalize_rows(expected))
     least, most = TOWER_THRESHOLDS[dtype]
-    return CheckResult(tower, backend, runner, dtype, mask_need, cosine, error, least, most)
+    return CheckResult(tower, backend, runner, dtype, mask_need, cosine, error, least, most, detail)
 
 
 def check_attention(

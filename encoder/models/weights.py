@@ -1,6 +1,7 @@
 """Loads the weights of one tower with transformers: safetensors only, from disk only, and whole or not at all."""
 
-import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,25 +14,21 @@ from encoder.models.checkpoint import Checkpoint
 def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
     """The module in float32 on the CPU, in eval mode; raises CheckpointError when a weight is missing or misshapen."""
     register_bridge()
-    quiet = logging.getLogger("transformers.modeling_utils")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
     try:
-        module, info = model_class.from_pretrained(
-            checkpoint.folder,
-            attn_implementation=ATTENTION_NAME,
-            dtype=torch.float32,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with _quiet_transformers():
+            module, info = model_class.from_pretrained(
+                checkpoint.folder,
+                attn_implementation=ATTENTION_NAME,
+                dtype=torch.float32,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # safetensors, transformers and torch each raise their own
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"{checkpoint.name}: the weights in {checkpoint.folder} cannot be loaded: {first_line}"
         ) from None
-    finally:
-        quiet.setLevel(level)
     wrong = sorted(info["missing_keys"]) + [str(entry[0]) for entry in info.get("mismatched_keys", [])]
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
@@ -40,3 +37,19 @@ def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
         )
     loaded: torch.nn.Module = module.eval().requires_grad_(False)
     return loaded
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without its progress bars and its warnings of the other tower's weights: what matters is checked here."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
