@@ -48,11 +48,11 @@ _NO_APPLICATION = re.compile(r"Application .{0,160}not (?:found|set)|ListApplica
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _UNREADABLE = re.compile(r"Exception deserializing request|Failed to parse", re.IGNORECASE)
 _INSIDE = (
+    (re.compile(r"\b(?:pid|ip|actor_id|node_id|worker_id|task_id|repr)\s*[=:]\s*[^\s,)]+,?\s*"), ""),
     (re.compile(r"\b(?:ipv[46]|unix|dns|tcp|https?)://?/?\S+|\bipv[46]:\S+"), "(address)"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b"), "(address)"),
     (re.compile(r"\[[0-9a-fA-F:]*:[0-9a-fA-F:]*\](?::\d+)?"), "(address)"),
     (re.compile(r"\blocalhost(?::\d+)?\b"), "(address)"),
-    (re.compile(r"\b(?:pid|ip|actor_id|node_id|worker_id|task_id|repr)\s*[=:]\s*[^\s,)]+,?\s*"), ""),
     (re.compile(r"\bpid \d+\b"), "a process"),
     (re.compile(r"\b[0-9a-f]{24,}\b"), "(id)"),
     (re.compile(r"(?<![\w.])/(?:[\w.@-]+/)+[\w.@-]+"), "(path)"),

@@ -61,6 +61,9 @@ class FakePool:
     items_per_second: float = 0.0
     replicas: int = 1
     latency_s: float = 0.0
+    # Time on the device, which does one request after another.
+    forward_s: float = 0.0
+    device: asyncio.Lock = field(default_factory=asyncio.Lock)
     # Failures of the next requests that are not probes, one each.
     failures: deque[Failure] = field(default_factory=deque)
     # A failure of every request, probes too.
@@ -103,8 +106,10 @@ class FakePool:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            if self.latency_s:
-                await asyncio.sleep(self.latency_s)
+            await asyncio.sleep(self.latency_s)
+            if self.forward_s:
+                async with self.device:
+                    await asyncio.sleep(self.forward_s)
             if not probe or self.hold_probes:
                 await self.released.wait()
             await self._fail_if_told(probe, context)

@@ -132,10 +132,10 @@ async def test_the_deadline_is_passed_on_with_a_margin() -> None:
         await started.stub.EncodeImages(images(b"x"))
     given, default = pool.requests
     assert given.time_remaining is not None
-    assert 3.0 < given.time_remaining < 4.51
-    assert 3000 < float(given.metadata[wire.DEADLINE_METADATA]) <= 4500
+    assert 3.0 < given.time_remaining < 4.6
+    assert 3000 < float(given.metadata[wire.DEADLINE_METADATA]) <= 4600
     assert default.time_remaining is not None
-    assert 5.0 < default.time_remaining < 7.01
+    assert 5.0 < default.time_remaining < 7.1
 
 
 async def test_a_hung_pool_ends_in_deadline_exceeded_from_the_router() -> None:
@@ -233,20 +233,21 @@ async def test_several_megabytes_pass() -> None:
 
 
 async def test_pools_get_work_by_their_measured_speed_and_not_by_turns() -> None:
-    slow, fast = FakePool("vision-slow", latency_s=0.2), FakePool("vision-fast", latency_s=0.01)
+    slow, fast = FakePool("vision-slow", forward_s=0.1), FakePool("vision-fast", forward_s=0.01)
     async with fleet(slow, fast) as started:
 
-        async def client() -> None:
-            for _ in range(20):
+        async def client(requests: int) -> None:
+            for _ in range(requests):
                 await started.stub.EncodeImages(images(b"x"), timeout=30)
 
-        await asyncio.gather(*(client() for _ in range(4)))
-        # By turns each would get half; by queue length alone the slow one would get many more than this.
-        assert len(slow.requests) + len(fast.requests) == 80
-        assert len(fast.requests) >= 70
-        # With so much at the fast one that it would take longer, the slow one gets its share.
-        await asyncio.gather(*(started.stub.EncodeImages(images(b"x"), timeout=30) for _ in range(200)))
-    assert len(slow.requests) > 4
+        # Little load: even the end of the fast one's queue comes before the slow one could be done.
+        await asyncio.gather(*(client(20) for _ in range(3)))
+        assert len(slow.requests) + len(fast.requests) == 60
+        assert len(slow.requests) <= 6
+        # Much load: ten to one is what gets both done at the same time; turns would give each half.
+        before = len(slow.requests)
+        await asyncio.gather(*(client(1) for _ in range(110)))
+        assert 3 <= len(slow.requests) - before <= 30
 
 
 async def test_a_pool_that_hangs_is_not_taken_for_a_fast_one() -> None:
