@@ -1,0 +1,1 @@
+"""Tests of the Python client against a real gRPC server."""
