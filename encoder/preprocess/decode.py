@@ -14,7 +14,7 @@
 | CMYK, YCCK        | by Adobe's marker (with it, ink is stored inverted), without colour management                 |
 | colour profiles   | ignored, as are PNG gamma and chromaticities                                                   |
 | truncated         | refused; with `allow_truncated` what is missing is grey (JPEG), black or background (others)   |
-| damaged           | a JPEG with broken data counts as truncated; a JPEG that lacks only its end marker counts whole |
+| damaged           | a JPEG with broken data is refused too; one that lacks just its end marker is whole (one scan) |
 
 The oracles are Pillow's pixels, and transformers' conversion to RGB for transparency. Imports no torch; thread-safe;
 sets no process-wide option of Pillow. libjpeg-turbo's and Pillow's readers run without the GIL.
@@ -55,8 +55,9 @@ def decode_image(
         return (_jpeg if name == "JPEG" else _other)(content, name, limits, policy)
     except InvalidImage:
         raise
-    except Image.DecompressionBombError:
-        raise InvalidImage(f"the {name} is over the limit of {limits.max_pixels} pixels; scale it down") from None
+    except Image.DecompressionBombError as error:  # Pillow's own limit, met while it reads the header
+        seen = _reason(error).partition(" exceeds")[0]
+        raise InvalidImage(f"{name}: {seen} is over the limit of {limits.max_pixels} pixels; scale it down") from None
     except Exception as error:  # readers raise what they like for broken files; none of it may escape
         raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
 
@@ -88,12 +89,12 @@ def check_pixels(
 
 
 def _jpeg(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
-    check_markers(content)
+    one_scan = check_markers(content)
     header = open_picture(content, name, limits)
-    adobe = "adobe" in header.info
-    pixels = read_jpeg(content, header.size, adobe=adobe, allow_truncated=policy.allow_truncated)
+    adobe, tolerant = "adobe" in header.info, policy.allow_truncated
+    pixels = read_jpeg(content, header.size, adobe=adobe, one_scan=one_scan, allow_truncated=tolerant)
     if pixels is None:
-        image, _ = read_picture(content, name, limits, allow_truncated=policy.allow_truncated)
+        image, _ = read_picture(content, name, limits, allow_truncated=tolerant)
         if image.mode == "CMYK" and not adobe:  # Pillow takes all CMYK for Adobe's and has inverted it
             pixels = cmyk_to_rgb(255 - np.asarray(image))
         else:

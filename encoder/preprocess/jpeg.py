@@ -3,11 +3,8 @@
 It also sees more: Pillow returns a picture that ends early as half grey when an end marker was put behind it.
 """
 
-import io
-
 import numpy as np
 import simplejpeg
-from PIL import Image
 
 from encoder.errors import InvalidImage
 from encoder.preprocess.flatten import cmyk_to_rgb
@@ -15,11 +12,14 @@ from encoder.preprocess.flatten import cmyk_to_rgb
 END_OF_IMAGE = b"\xff\xd9"
 
 
-def read_jpeg(data: bytes, size: tuple[int, int], *, adobe: bool, allow_truncated: bool) -> np.ndarray | None:
+def read_jpeg(
+    data: bytes, size: tuple[int, int], *, adobe: bool, one_scan: bool, allow_truncated: bool
+) -> np.ndarray | None:
     """uint8 [h, w, 3], or None where only Pillow can say (rare sampling factors, harmless junk between markers).
 
     `size` is (width, height) as Pillow reads the header; `adobe` whether the file has Adobe's marker, whose writers
-    store CMYK inverted. Raises InvalidImage for a file that ends early or is damaged, unless `allow_truncated`.
+    store CMYK inverted; `one_scan` whether one scan holds the whole picture. Raises InvalidImage for a file that ends
+    early or is damaged, unless `allow_truncated`.
     """
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -28,13 +28,13 @@ def read_jpeg(data: bytes, size: tuple[int, int], *, adobe: bool, allow_truncate
     if (width, height) != size:
         raise InvalidImage(f"damaged JPEG: its header gives two sizes, {width}x{height} and {size[0]}x{size[1]}")
     ink = colours in {"CMYK", "YCCK"}
-    pixels = _decode(data, "CMYK" if ink else "RGB", allow_truncated)
+    pixels = _decode(data, "CMYK" if ink else "RGB", one_scan, allow_truncated)
     if pixels is None or not ink:
         return pixels
     return cmyk_to_rgb(255 - pixels if adobe else pixels)
 
 
-def _decode(data: bytes, colours: str, allow_truncated: bool) -> np.ndarray | None:
+def _decode(data: bytes, colours: str, one_scan: bool, allow_truncated: bool) -> np.ndarray | None:
     try:
         return _strict(data, colours)
     except ValueError as error:
@@ -47,7 +47,8 @@ def _decode(data: bytes, colours: str, allow_truncated: bool) -> np.ndarray | No
         return found
     if "premature end" not in seen:
         raise InvalidImage(f"damaged JPEG: {complaint}; send it again")
-    if "jpeg file" in seen and (whole := _lacks_only_end_marker(data, colours)) is not None:
+    # Of a picture in several scans nobody can tell whether the last one is there.
+    if one_scan and "jpeg file" in seen and (whole := _lacks_only_end_marker(data, colours)) is not None:
         return whole
     raise InvalidImage("truncated JPEG: the data ends before the picture does; send the whole file")
 
@@ -58,13 +59,8 @@ def _strict(data: bytes, colours: str) -> np.ndarray:
 
 
 def _lacks_only_end_marker(data: bytes, colours: str) -> np.ndarray | None:
-    """Pixels of a file that has them all and lacks its last two bytes; None when anything else is missing.
-
-    libjpeg-turbo alone would take a progressive file that ends between two scans; Pillow does not.
-    """
+    """Pixels of a file that has them all and lacks its last one or two bytes; None when anything else is missing."""
     try:
-        pixels = _strict(data + END_OF_IMAGE, colours)
-        Image.open(io.BytesIO(data), formats=("JPEG",)).load()
-    except (ValueError, OSError):
+        return _strict(data + END_OF_IMAGE, colours)
+    except ValueError:
         return None
-    return pixels
