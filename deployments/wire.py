@@ -175,6 +175,7 @@ def model_to_proto(info: "ModelInfo", pool: str) -> pb.Model:
         mask_needs=info.mask_needs,
         max_tokens=info.max_tokens,
         compute_dtype=info.compute_dtype,
+        logit_scale=info.logit_scale,
     )
     return pb.Model(name=info.name, revision=info.revision, family=info.family, towers=[tower])
 

@@ -304,4 +304,5 @@ class Engine:
             max_tokens=spec.max_tokens,
             compute_dtype=self._dtype_name,
             max_batch=max(self._buckets),
+            logit_scale=spec.logit_scale,
         )

@@ -29,6 +29,7 @@ class ModelInfo:
     max_tokens: int
     compute_dtype: str
     max_batch: int
+    logit_scale: float = 0.0
 
 
 @dataclass(frozen=True)

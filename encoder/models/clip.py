@@ -1,5 +1,6 @@
 """The CLIP family: vision attends to everything, text is causal and padded, pooled at the end-of-text token."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from encoder.attention.backend import MaskNeed
 from encoder.golden import golden_pictures, golden_texts
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.tower import Inputs, Tower, TowerSpec
-from encoder.models.weights import load_weights
+from encoder.models.weights import load_weights, read_scalar
 from encoder.preprocess.text import TextPipeline, TokenizedText
 from encoder.preprocess.transform import ImageTransform
 from encoder.settings import EngineSettings
@@ -31,6 +32,7 @@ class ClipVision(Tower[np.ndarray]):
             dimensions=config.projection_dim,
             head_dims=frozenset({vision.hidden_size // vision.num_attention_heads}),
             mask_needs=frozenset({MaskNeed.NONE}),
+            logit_scale=_logit_scale(checkpoint),
         )
         self.module = load_weights(checkpoint, CLIPVisionModelWithProjection)
 
@@ -61,6 +63,7 @@ class ClipText(Tower[TokenizedText]):
             head_dims=frozenset({text.hidden_size // text.num_attention_heads}),
             mask_needs=frozenset({MaskNeed.CAUSAL, MaskNeed.KEY_PADDING}),
             max_tokens=text.max_position_embeddings,
+            logit_scale=_logit_scale(checkpoint),
         )
         self.pipeline = TextPipeline.from_folder(checkpoint.folder, text.max_position_embeddings)
         self.module = load_weights(checkpoint, CLIPTextModelWithProjection)
@@ -85,6 +88,12 @@ class ClipText(Tower[TokenizedText]):
 
     def describe_preprocessing(self) -> dict[str, Any]:
         return self.pipeline.describe()
+
+
+def _logit_scale(checkpoint: Checkpoint) -> float:
+    """CLIP learns the logarithm of its scale."""
+    learned = read_scalar(checkpoint, "logit_scale")
+    return 0.0 if learned is None else math.exp(learned)
 
 
 def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:

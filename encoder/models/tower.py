@@ -21,7 +21,8 @@ Inputs = Mapping[str, torch.Tensor]
 class TowerSpec:
     """What a tower is: `dimensions` of its vectors, head dims of its layers, mask needs of its calls.
 
-    `max_tokens`: longest text with special tokens, 0 for vision.
+    `max_tokens`: longest text with special tokens, 0 for vision. `logit_scale`: what cosines are multiplied by before a
+    softmax over labels, 0 when the model has learned none.
     """
 
     family: str
@@ -30,6 +31,7 @@ class TowerSpec:
     head_dims: frozenset[int]
     mask_needs: frozenset[MaskNeed]
     max_tokens: int = 0
+    logit_scale: float = 0.0
 
 
 class Tower(ABC, Generic[Item]):

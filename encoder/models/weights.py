@@ -39,6 +39,17 @@ def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
     return loaded
 
 
+def read_scalar(checkpoint: Checkpoint, name: str) -> float | None:
+    """One number among the weights, e.g. 'logit_scale', without loading the rest; None when there is none."""
+    from safetensors import safe_open
+
+    for path in sorted(checkpoint.folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118 - safe_open has no __contains__
+                return float(tensors.get_tensor(name))
+    return None
+
+
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Without its progress bars and its warnings of the other tower's weights: what matters is checked here."""

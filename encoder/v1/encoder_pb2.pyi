@@ -246,7 +246,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., towers: _Optional[_Iterable[_Union[ServedTower, _Mapping]]] = ...) -> None: ...
 
 class ServedTower(_message.Message):
-    __slots__ = ("tower", "dimensions", "pools", "fingerprint", "preprocessing_json", "mask_needs", "max_tokens", "compute_dtype")
+    __slots__ = ("tower", "dimensions", "pools", "fingerprint", "preprocessing_json", "mask_needs", "max_tokens", "compute_dtype", "logit_scale")
     TOWER_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class ServedTower(_message.Message):
     MASK_NEEDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_SCALE_FIELD_NUMBER: _ClassVar[int]
     tower: Tower
     dimensions: int
     pools: _containers.RepeatedScalarFieldContainer[str]
@@ -263,7 +264,8 @@ class ServedTower(_message.Message):
     mask_needs: _containers.RepeatedScalarFieldContainer[str]
     max_tokens: int
     compute_dtype: str
-    def __init__(self, tower: _Optional[_Union[Tower, str]] = ..., dimensions: _Optional[int] = ..., pools: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., preprocessing_json: _Optional[str] = ..., mask_needs: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., compute_dtype: _Optional[str] = ...) -> None: ...
+    logit_scale: float
+    def __init__(self, tower: _Optional[_Union[Tower, str]] = ..., dimensions: _Optional[int] = ..., pools: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., preprocessing_json: _Optional[str] = ..., mask_needs: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., compute_dtype: _Optional[str] = ..., logit_scale: _Optional[float] = ...) -> None: ...
 
 class GetBackendReportRequest(_message.Message):
     __slots__ = ("pool",)
