@@ -89,7 +89,7 @@ class LocalFleet:
         self._ports = PortBlock.reserve()
         try:
             settings = self._with_ports(self._ports)
-            config = load_serve_config(settings.config, settings.serve, settings.model)
+            config = load_serve_config(settings.config, settings.serve, settings.engine)
             self._folder = Path(tempfile.mkdtemp(prefix="vf-"))
             self._launch(settings, config)
             self._first_answer.wait()

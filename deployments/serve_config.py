@@ -1,5 +1,6 @@
 """Reads a Serve config for one machine, checks the pools in it, and sets what the local fleet decides itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ class ServeConfig:
     pools: tuple[PoolSettings, ...]
 
 
-def load_serve_config(path: Path, serve: ServeSettings, model: str | None) -> ServeConfig:
-    """The config of `path` with the ports, host and proxy of `serve`; raises InvalidInput with one line."""
+def load_serve_config(path: Path, serve: ServeSettings, engine: Mapping[str, Any]) -> ServeConfig:
+    """The config of `path` with the ports and host of `serve` and, in every pool, the engine settings of `engine`.
+
+    Raises InvalidInput with one line.
+    """
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -37,8 +41,7 @@ def load_serve_config(path: Path, serve: ServeSettings, model: str | None) -> Se
                 "served by a local fleet"
             )
         args = application.setdefault("args", {})
-        if model is not None:
-            args.setdefault("engine", {})["model"] = model
+        args["engine"] = {**args.get("engine", {}), **engine}
         pool = parse_pool_settings(args)
         if pool.name != application.get("name"):
             raise InvalidInput(f"application {application.get('name')!r} in {path} holds pool {pool.name!r}: one name")

@@ -136,7 +136,7 @@ class LocalSettings(BaseModel):
 
     config: Path = Field(LOCAL_CONFIG, description="a Serve config; its ports, host and proxy come from `serve`")
     serve: ServeSettings = ServeSettings(drain_period_s=1.0)
-    model: str | None = Field(None, description="served by every pool instead of what the config names")
+    engine: dict[str, Any] = Field({}, description="engine settings of every pool that override the config's")
     router: bool = True
     router_port: Port = 50051
     startup_timeout_s: float = Field(300.0, gt=0)
