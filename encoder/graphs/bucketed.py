@@ -1,9 +1,8 @@
 """The forward of an engine: picks the bucket for what comes, pads to it, runs it, and proves every bucket first."""
 
-import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,7 @@ from encoder.selfcheck import compare_rows
 # dtype: (least cosine, greatest absolute error on vectors of length 1) of a replay against eager
 GRAPH_THRESHOLDS = {"float32": (0.999999, 1e-5), "bfloat16": (0.9999, 1e-2), "float16": (0.9999, 1e-2)}
 SLOWER_THAN_EAGER = 1.10
-TIMED_RUNS = 3
+TIMED_AGAIN = 3
 
 
 class BucketedForward:
@@ -55,23 +54,22 @@ class BucketedForward:
 
     def prepare(self, samples: Sequence[Any], progress: Callable[[str], None]) -> None:
         """Captures every bucket, then proves each: replay equals eager, small → large → small, and is not slower."""
-        is_eager = self._runner.name == self._eager.name
         batches = {bucket: self._sample(samples, bucket) for bucket in self._records}
+        if self._runner.name == self._eager.name:
+            self._warm_up(batches, progress)
+            return
         for bucket, inputs in batches.items():
             progress(f"capture {self._runner.name} {bucket}")
             self._capture(bucket, inputs)
-        if is_eager:
-            for bucket, inputs in batches.items():
-                self._note(bucket, replay_ms=_median_ms(self._eager, bucket, inputs), state="eager", reason="no graphs")
-            return
-        order = [*batches, *reversed(batches)]
-        for bucket in order:
-            if self._records[bucket].state == "ready":
-                self._prove(bucket, batches[bucket])
-        for bucket in batches:
-            if self._records[bucket].state == "ready":
-                progress(f"time {self._runner.name} {bucket}")
-                self._time(bucket, batches[bucket])
+        expected: dict[Bucket, np.ndarray] = {}
+        for bucket in (*batches, *reversed(batches)):
+            if self._records[bucket].state != "ready":
+                continue
+            if bucket not in expected:
+                progress(f"prove {self._runner.name} {bucket}")
+                expected[bucket], eager_ms = _timed(self._eager, bucket, batches[bucket])
+                self._note(bucket, eager_ms=eager_ms)
+            self._prove(bucket, batches[bucket], expected[bucket])
 
     def run(self, items: Sequence[Any]) -> tuple[np.ndarray, CallTrace, str]:
         """Vectors float32 [n, D], what the attention calls did, and the runner that ran."""
@@ -104,7 +102,7 @@ class BucketedForward:
             for bucket, record in self._records.items()
             if record.state == "ready" and bucket.batch >= count and (not bucket.length or bucket.length >= length)
         ]
-        return min(fitting, key=lambda bucket: (bucket.batch * max(bucket.length, 1), bucket), default=None)
+        return min(fitting, key=lambda bucket: (bucket.cost, bucket), default=None)
 
     def _padded(self, items: Sequence[Any], bucket: Bucket) -> dict[str, torch.Tensor]:
         filled = [*items, *([items[-1]] * (bucket.batch - len(items)))]
@@ -126,20 +124,36 @@ class BucketedForward:
             return
         self._note(bucket, capture_ms=(time.perf_counter() - started) * 1e3, memory_bytes=memory)
 
-    def _prove(self, bucket: Bucket, inputs: Inputs) -> None:
-        replayed, _ = self._runner.run(bucket, inputs)
-        expected, _ = self._eager.run(bucket, inputs)
-        cosine, error = compare_rows(normalize_rows(replayed.numpy()), normalize_rows(expected.numpy()))
+    def _warm_up(self, batches: Mapping[Bucket, Inputs], progress: Callable[[str], None]) -> None:
+        for bucket, inputs in batches.items():
+            progress(f"warm up {bucket}")
+            _, eager_ms = _timed(self._eager, bucket, inputs)
+            self._note(bucket, eager_ms=eager_ms, replay_ms=eager_ms, state="eager", reason="no graphs here")
+
+    def _prove(self, bucket: Bucket, inputs: Inputs, expected: np.ndarray) -> None:
+        """One replay, right and quick; the quickest of all replays is what is reported."""
+        replayed, replay_ms = _timed(self._runner, bucket, inputs)
+        cosine, error = compare_rows(normalize_rows(replayed), normalize_rows(expected))
         least, most = GRAPH_THRESHOLDS[dtype_name(self._runner.dtype)]
         if not (cosine >= least and error <= most):
             self._disable(bucket, f"replay differs from eager: cosine {cosine:.6f}, max error {error:.1e}")
+            return
+        known = self._records[bucket]
+        self._note(bucket, replay_ms=min(replay_ms, known.replay_ms or replay_ms))
+        if known.replay_ms:  # both passes are through
+            self._compare_speed(bucket, inputs)
 
-    def _time(self, bucket: Bucket, inputs: Inputs) -> None:
-        replay_ms = _median_ms(self._runner, bucket, inputs)
-        eager_ms = _median_ms(self._eager, bucket, inputs)
-        self._note(bucket, replay_ms=replay_ms, eager_ms=eager_ms)
-        if replay_ms > eager_ms * SLOWER_THAN_EAGER:
-            self._disable(bucket, f"replay takes {replay_ms:.1f} ms, eager {eager_ms:.1f} ms")
+    def _compare_speed(self, bucket: Bucket, inputs: Inputs) -> None:
+        """A single measurement may be disturbed, so before a bucket is disabled both are timed again."""
+        for _ in range(TIMED_AGAIN):
+            record = self._records[bucket]
+            if record.replay_ms <= record.eager_ms * SLOWER_THAN_EAGER:
+                return
+            replay_ms = min(record.replay_ms, _timed(self._runner, bucket, inputs)[1])
+            eager_ms = min(record.eager_ms, _timed(self._eager, bucket, inputs)[1])
+            self._note(bucket, replay_ms=replay_ms, eager_ms=eager_ms)
+        record = self._records[bucket]
+        self._disable(bucket, f"replay takes {record.replay_ms:.1f} ms, eager {record.eager_ms:.1f} ms")
 
     def _disable(self, bucket: Bucket, reason: str) -> None:
         self._note(bucket, state="disabled", reason=reason)
@@ -149,10 +163,7 @@ class BucketedForward:
         self._records[bucket] = replace(self._records[bucket], **known)
 
 
-def _median_ms(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> float:
-    times = []
-    for _ in range(TIMED_RUNS):
-        started = time.perf_counter()
-        runner.run(bucket, inputs)
-        times.append((time.perf_counter() - started) * 1e3)
-    return statistics.median(times)
+def _timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[np.ndarray, float]:
+    started = time.perf_counter()
+    vectors, _ = runner.run(bucket, inputs)
+    return vectors.numpy(), (time.perf_counter() - started) * 1e3

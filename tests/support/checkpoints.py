@@ -1,4 +1,4 @@
-"""Checkpoints of real size with seeded weights, and transformers' own answer to them: the oracle of the parity tests."""
+"""Checkpoints of real size with seeded weights, and transformers' own answer to them: the oracle of parity."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ PREPROCESSOR = {
 
 
 def write_clip(folder: Path, config: dict[str, object], *, seed: int = 0) -> Path:
-    """A CLIP checkpoint without tokenizer. Queries and keys are scaled up: flat attention would hide attention faults."""
+    """A CLIP checkpoint without tokenizer; queries and keys are scaled up, as flat attention hides attention faults."""
     torch.manual_seed(seed)
     model = CLIPModel(CLIPConfig.from_dict(config)).eval()
     with torch.no_grad():
