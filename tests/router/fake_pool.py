@@ -72,8 +72,9 @@ class FakePool:
     probe_failure: Failure | None = None
     # Failure of ListModels and GetBackendReport.
     unlisted: Failure | None = None
-    # While this is clear, requests (and probes) wait.
+    # While this is clear, requests wait.
     released: asyncio.Event = field(default_factory=asyncio.Event)
+    # Probes are never answered.
     hold_probes: bool = False
     # Content of items that fail alone.
     bad_items: set[bytes] = field(default_factory=set)
@@ -110,8 +111,10 @@ class FakePool:
             if self.forward_s:
                 async with self.device:
                     await asyncio.sleep(self.forward_s)
-            if not probe or self.hold_probes:
+            if not probe:
                 await self.released.wait()
+            elif self.hold_probes:
+                await asyncio.Event().wait()
             await self._fail_if_told(probe, context)
         except asyncio.CancelledError:
             self.cancelled += 1

@@ -8,6 +8,8 @@ import pytest
 
 from deployments import wire
 from deployments.router import calls, failures
+from deployments.router.pools import channel_options
+from deployments.router.settings import ConnectionSettings
 from encoder.v1 import encoder_pb2 as pb
 
 from .fake_pool import FakePool, vector_of
@@ -220,7 +222,7 @@ async def test_too_large_a_request_is_refused_at_the_router() -> None:
         pool.answer = b"\x0a\x00" * 60_000
         error = await failure_of(started.stub.EncodeImages(images(b"x"), timeout=10))
     assert error.code() is Code.RESOURCE_EXHAUSTED
-    assert "larger than" in error.details()
+    assert error.details().startswith("a message is larger than pool 'vision-cpu' or the router takes")
     assert len(pool.requests) == 2
 
 
@@ -264,6 +266,14 @@ async def test_a_pool_that_hangs_is_not_taken_for_a_fast_one() -> None:
             assert answer.provenance.pool == "vision-slow"
         hung.released.set()
         await stuck
+
+
+def test_connections_to_pools() -> None:
+    connection = ConnectionSettings(keepalive_s=7.0, keepalive_timeout_s=3.0, reconnect_max_s=1.5)
+    options = dict(channel_options(5000, connection))
+    assert options["grpc.max_send_message_length"] == options["grpc.max_receive_message_length"] == 5000
+    assert options["grpc.max_reconnect_backoff_ms"] == 1500
+    assert (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]) == (7000, 3000)
 
 
 def test_the_names_shared_with_the_pools_are_theirs() -> None:

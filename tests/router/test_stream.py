@@ -194,6 +194,15 @@ async def test_the_streams_deadline_ends_what_is_under_way() -> None:
         await eventually(lambda: pool.in_flight == 0)
 
 
+async def test_no_item_may_take_longer_than_its_stream() -> None:
+    pool = FakePool("vision-cpu")
+    async with fleet(pool) as started:
+        call = started.stub.EncodeStream(iter([image_item("a", b"x")]), timeout=5)
+        assert len([answer async for answer in call]) == 1
+    assert pool.requests[0].time_remaining is not None
+    assert pool.requests[0].time_remaining < 5.1
+
+
 async def test_an_item_has_a_deadline_of_its_own_in_a_stream_without_one() -> None:
     pool = FakePool("vision-cpu")
     async with fleet(pool, deadline={"default_s": 0.2}) as started:
