@@ -6,18 +6,23 @@ from typing import Literal
 
 Stage = Literal["ray", "serve", "pool", "router", "ready", "failed"]
 
+# Begins the stage of a replica whose engine cannot be loaded; the reason follows.
+FAILED_STAGE = "failed: "
+
 
 @dataclass(frozen=True)
 class FleetEvent:
-    """One step. `pool` is set for stage "pool"; `seconds` is the time since the start.
+    """One step; `seconds` is the time since the start.
 
-    "ready" carries the router's port in `port` (0 without a router).
+    `pool` is set for stage "pool", and `replica` when it is one replica that speaks. "ready" carries the router's port
+    in `port` (0 without a router). "failed" is the last event.
     """
 
     stage: Stage
     message: str
     seconds: float
     pool: str = ""
+    replica: str = ""
     port: int = 0
 
     def to_line(self) -> str:

@@ -23,7 +23,7 @@ import grpc
 import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from deployments.events import FleetEvent, Stage
+from deployments.events import FAILED_STAGE, FleetEvent, Stage
 from deployments.processes import become_subreaper, end_processes
 from encoder.errors import EncoderError, NotReady
 from encoder.v1 import encoder_pb2 as pb
@@ -138,14 +138,16 @@ class Host:
 
         waiting = {application["name"] for application in self._order.document["applications"]}
         told: dict[str, str] = {}
+        for pool in sorted(waiting):
+            self._tell("pool", "starting a process", pool=pool)
         while waiting:
             self._pause(POLL_S)
             stages = _startup_stages()
             statuses = serve.status().applications
             for pool in sorted(waiting):
-                failed = next((stage for stage in stages.get(pool, []) if stage.startswith("failed: ")), None)
+                failed = next((stage for stage in stages.get(pool, {}).values() if stage.startswith(FAILED_STAGE)), None)
                 if failed is not None:
-                    raise NotReady(f"pool {pool} did not start: {failed.removeprefix('failed: ')}")
+                    raise NotReady(f"pool {pool} did not start: {failed.removeprefix(FAILED_STAGE)}")
                 status = statuses.get(pool)
                 if status is None:
                     continue
@@ -155,10 +157,10 @@ class Host:
                     waiting.discard(pool)
                     self._tell("pool", "ready", pool=pool)
                     continue
-                stage = next(iter(stages.get(pool, [])), "starting a process")
-                if told.get(pool) != stage:
-                    told[pool] = stage
-                    self._tell("pool", stage, pool=pool)
+                for replica, stage in stages.get(pool, {}).items():
+                    if told.get(replica) != stage:
+                        told[replica] = stage
+                        self._tell("pool", stage, pool=pool, replica=replica)
 
     def _answers(self, pool: str) -> bool:
         host, port = self._order.document["http_options"]["host"], self._order.document["grpc_options"]["port"]
@@ -212,24 +214,25 @@ class Host:
         if not self._up and time.monotonic() - self._started > self._order.startup_timeout_s:
             raise NotReady(f"the fleet is not up after {self._order.startup_timeout_s:g} s")
 
-    def _tell(self, stage: Stage, message: str, *, pool: str = "", port: int = 0) -> None:
-        event = FleetEvent(stage, message, round(time.monotonic() - self._started, 2), pool, port)
+    def _tell(self, stage: Stage, message: str, *, pool: str = "", replica: str = "", port: int = 0) -> None:
+        event = FleetEvent(stage, message, round(time.monotonic() - self._started, 2), pool, replica, port)
         with suppress(BrokenPipeError):
             self._events.write(event.to_line().encode())
 
 
-def _startup_stages() -> dict[str, list[str]]:
-    """What the replicas of each pool say of their start, a failure first."""
+def _startup_stages() -> dict[str, dict[str, str]]:
+    """What the replicas of each pool say of their start: pool → replica → stage."""
     from ray.experimental import internal_kv
 
     from deployments.pool import STARTUP_NAMESPACE
 
-    stages: dict[str, list[str]] = {}
+    stages: dict[str, dict[str, str]] = {}
     for key in internal_kv._internal_kv_list("", namespace=STARTUP_NAMESPACE):
         value = internal_kv._internal_kv_get(key, namespace=STARTUP_NAMESPACE)
         if value is not None:
-            stages.setdefault(key.decode().split("/")[0], []).append(value.decode())
-    return {pool: sorted(found, key=lambda stage: not stage.startswith("failed: ")) for pool, found in stages.items()}
+            pool, replica = key.decode().split("/")
+            stages.setdefault(pool, {})[replica] = value.decode()
+    return stages
 
 
 def _reason(message: str) -> str:

@@ -19,6 +19,7 @@ from ray.experimental import internal_kv
 from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from deployments import wire
+from deployments.events import FAILED_STAGE
 from deployments.settings import DEPLOYMENT_NAME, PoolSettings, parse_pool_settings
 from encoder.errors import EncoderError, InvalidInput, Overloaded
 from encoder.v1 import encoder_pb2 as pb
@@ -124,7 +125,7 @@ class PoolReplica:
         try:
             engine = await loop.run_in_executor(None, Engine.load, self._settings.engine, self._publish_stage)
         except EncoderError as error:
-            self._publish_stage(f"failed: {wire.one_line(str(error))}")
+            self._publish_stage(FAILED_STAGE + wire.one_line(str(error)))
             raise
         core = EncoderCore(engine, self._settings, self._identity)
         internal_kv._internal_kv_del(self._startup_key, namespace=STARTUP_NAMESPACE)

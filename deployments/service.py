@@ -14,6 +14,7 @@ from functools import partial
 
 from deployments import wire
 from deployments.admission import Room
+from deployments.memory import trim
 from deployments.outcomes import Outcome, finish_outcomes, timings_of
 from deployments.pipeline import Pipeline, ServedEngine
 from deployments.settings import PoolSettings
@@ -33,6 +34,7 @@ from encoder.v1 import encoder_pb2 as pb
 
 RETRY_DELAY_BOUNDS_S = (0.05, 5.0)
 CLOSE_TIMEOUT_S = 10.0
+TRIM_AFTER_BYTES = 64 * 1024 * 1024
 
 
 class EncoderCore:
@@ -44,6 +46,7 @@ class EncoderCore:
         self._identity = identity
         self._room = Room(settings.max_waiting_items, settings.max_waiting_bytes)
         self._pipeline = Pipeline(engine, settings)
+        self._bytes_since_trim = 0
         self._closed = False
 
     async def encode_images(
@@ -138,8 +141,11 @@ class EncoderCore:
             raise UnknownModel(f"pool {pool!r} is not served here: this is pool {self._identity.pool!r}")
 
     async def check_health(self) -> None:
-        """Raises when no forward gets through; see `Pipeline.check_forward`."""
+        """Raises when no forward gets through; see `Pipeline.check_forward`. Called periodically."""
         await self._pipeline.check_forward()
+        if self._bytes_since_trim >= TRIM_AFTER_BYTES:
+            self._bytes_since_trim = 0
+            await asyncio.get_running_loop().run_in_executor(None, trim)
 
     def retry_after_s(self) -> float:
         """About how long what is under way still takes; for callers that are refused."""
@@ -163,6 +169,7 @@ class EncoderCore:
     def _check_request(self, tower: str, options: pb.EncodeOptions, size: int) -> wire.CallOptions:
         if self._closed:
             raise NotReady("this replica is shutting down: try another one")
+        self._bytes_since_trim += size
         limit = self._settings.max_request_bytes
         if size > limit:
             raise InvalidInput(f"the request has {size} bytes, this pool takes {limit}: send smaller batches")
