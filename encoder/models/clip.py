@@ -10,6 +10,7 @@ import torch
 from transformers import CLIPConfig, CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
 from encoder.attention.backend import MaskNeed
+from encoder.errors import CheckpointError
 from encoder.golden import golden_pictures, golden_texts
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.tower import Inputs, Tower, TowerSpec
@@ -66,6 +67,11 @@ class ClipText(Tower[TokenizedText]):
             logit_scale=_logit_scale(checkpoint),
         )
         self.pipeline = TextPipeline.from_folder(checkpoint.folder, text.max_position_embeddings)
+        if self.pipeline.vocabulary_size > text.vocab_size:
+            raise CheckpointError(
+                f"{checkpoint.name}: its tokenizer knows {self.pipeline.vocabulary_size} tokens, its model "
+                f"{text.vocab_size}: they do not belong together"
+            )
         self.module = load_weights(checkpoint, CLIPTextModelWithProjection)
 
     def collate(self, items: Sequence[TokenizedText], *, length: int | None = None) -> dict[str, torch.Tensor]:

@@ -25,10 +25,7 @@ def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
                 output_loading_info=True,
             )
     except Exception as error:  # safetensors, transformers and torch each raise their own
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"{checkpoint.name}: the weights in {checkpoint.folder} cannot be loaded: {first_line}"
-        ) from None
+        raise _unreadable(checkpoint, error) from None
     wrong = sorted(info["missing_keys"]) + [str(entry[0]) for entry in info.get("mismatched_keys", [])]
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
@@ -41,13 +38,21 @@ def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
 
 def read_scalar(checkpoint: Checkpoint, name: str) -> float | None:
     """One number among the weights, e.g. 'logit_scale', without loading the rest; None when there is none."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     for path in sorted(checkpoint.folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as tensors:
-            if name in tensors.keys():  # noqa: SIM118 - safe_open has no __contains__
-                return float(tensors.get_tensor(name))
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                if name in tensors.keys():  # noqa: SIM118 - safe_open has no __contains__
+                    return float(tensors.get_tensor(name))
+        except SafetensorError as error:
+            raise _unreadable(checkpoint, error) from None
     return None
+
+
+def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return CheckpointError(f"{checkpoint.name}: the weights in {checkpoint.folder} cannot be loaded: {first_line}")
 
 
 @contextmanager

@@ -40,6 +40,9 @@ class TokenBatch:
     attention_mask: np.ndarray
 
 
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+
+
 class TextPipeline:
     """The tokenizer of one checkpoint. `encode` and `collate` may be called from any thread."""
 
@@ -68,6 +71,9 @@ class TextPipeline:
 
         if not folder.is_dir():
             raise CheckpointError(f"tokenizer: {folder} is no folder; give the folder of a checkpoint")
+        if not any((folder / name).exists() for name in TOKENIZER_FILES):
+            # Without any of them transformers would make an empty tokenizer, and every text would be unknown.
+            raise CheckpointError(f"tokenizer: {folder.name} has no {' or '.join(TOKENIZER_FILES)}: add its tokenizer")
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # a broken or foreign tokenizer fails in as many ways as there are tokenizers
@@ -84,6 +90,11 @@ class TextPipeline:
         if max_length <= special:
             raise CheckpointError(f"tokenizer: length {max_length} leaves no room beside {special} special tokens")
         return cls(tokenizer, max_length, pad_rule, max_characters)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the greatest token id."""
+        return 1 + max(self._whole.get_vocab().values())
 
     def encode(self, text: str, overflow: Overflow = "truncate") -> TokenizedText:
         """Tokens of a text; the empty text is its special tokens.
