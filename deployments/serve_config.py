@@ -41,7 +41,8 @@ def load_serve_config(path: Path, serve: ServeSettings, engine: Mapping[str, Any
                 "served by a local fleet"
             )
         args = application.setdefault("args", {})
-        args["engine"] = {**args.get("engine", {}), **engine}
+        if isinstance(named := args.get("engine") or {}, dict):
+            args["engine"] = {**named, **engine}
         pool = parse_pool_settings(args)
         if pool.name != application.get("name"):
             raise InvalidInput(f"application {application.get('name')!r} in {path} holds pool {pool.name!r}: one name")

@@ -1,0 +1,124 @@
+"""An engine whose vectors are a formula, with the interface that serving asks of `encoder.engine.Engine`.
+
+A picture's bytes name what happens to it: `bad…` cannot be decoded, `bug…` raises something unforeseen while decoding,
+`poison…` fails in the forward. All others give `vector_of`.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from encoder.attention.backend import Capabilities, MaskNeed
+from encoder.attention.resolve import ResolvedBackend
+from encoder.device import Device
+from encoder.engine import ForwardResult, RawPixels
+from encoder.errors import EncoderError, InvalidImage, InvalidText
+from encoder.preprocess.text import TokenizedText
+from encoder.report import ModelInfo, Report
+
+DIMENSIONS = 12
+MAX_TOKENS = 8
+MAX_BATCH = 4
+
+
+def vector_of(seed: int) -> np.ndarray:
+    """float32 [12]; the first component is 3, so that no normalised vector equals an unnormalised one."""
+    return np.array([3.0, *(np.sin(seed * (i + 1)) for i in range(DIMENSIONS - 1))], np.float32)
+
+
+def seed_of(data: bytes) -> int:
+    return sum(data) % 9973
+
+
+@dataclass(frozen=True)
+class Prepared:
+    seed: int
+    poison: bool = False
+
+
+class FormulaEngine:
+    """`gate` holds forwards back while it is cleared; `batches` are the sizes of those that ran."""
+
+    def __init__(self, tower: str = "vision", fallback_reason: str | None = None) -> None:
+        self.info = ModelInfo(
+            name="formula",
+            revision="r1",
+            family="clip",
+            tower=tower,
+            dimensions=DIMENSIONS,
+            fingerprint="f00d",
+            preprocessing={"mode": "formula"},
+            mask_needs=("causal",) if tower == "text" else (),
+            max_tokens=MAX_TOKENS if tower == "text" else 0,
+            compute_dtype="float32",
+            max_batch=MAX_BATCH,
+            logit_scale=12.5,
+        )
+        capabilities = Capabilities(frozenset({MaskNeed.CAUSAL}), frozenset({"float32", "bfloat16"}))
+        self.resolved = ResolvedBackend("sdpa", "platform", "the only one", capabilities, (("fused", "no device"),))
+        self.fallback_reason = fallback_reason
+        self.counters: Counter[str] = Counter()
+        self.batches: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.decode_gate = threading.Event()
+        self.decode_gate.set()
+        self.probe_error: Exception | None = None
+        self.probes = 0
+        self.closed = False
+
+    def prepare_image(self, source: bytes | RawPixels) -> Prepared:
+        assert self.decode_gate.wait(20)
+        data = source.data if isinstance(source, RawPixels) else source
+        if isinstance(source, RawPixels) and len(data) != source.height * source.width * source.channels:
+            raise InvalidImage("pixels do not fill the picture")
+        if data.startswith(b"bad"):
+            raise InvalidImage("the picture is\nbroken")
+        if data.startswith(b"bug"):
+            raise KeyError("secret detail")
+        return Prepared(seed_of(data), data.startswith(b"poison"))
+
+    def prepare_text(self, text: str, overflow: str) -> TokenizedText:
+        words = [len(word) for word in text.split()]
+        if len(words) > MAX_TOKENS and overflow == "refuse":
+            raise InvalidText(f"{len(words)} tokens, the model takes {MAX_TOKENS}")
+        return TokenizedText(words[:MAX_TOKENS], len(words), len(words) > MAX_TOKENS)
+
+    def forward(self, items: Sequence[Prepared | TokenizedText]) -> ForwardResult:
+        assert self.gate.wait(20)
+        if any(isinstance(item, Prepared) and item.poison for item in items):
+            raise EncoderError("the device refused this item")
+        seeds = [item.seed if isinstance(item, Prepared) else sum(item.input_ids) for item in items]
+        self.batches.append(len(items))
+        vectors = np.stack([vector_of(seed) for seed in seeds])
+        return ForwardResult(vectors, self.resolved.name, "eager", self.fallback_reason, 1.0)
+
+    def probe(self) -> None:
+        assert self.gate.wait(20)
+        self.probes += 1
+        if self.probe_error is not None:
+            raise self.probe_error
+
+    def count(self, counter: str, amount: int = 1) -> None:
+        self.counters[counter] += amount
+
+    def report(self) -> Report:
+        return Report(
+            model=self.info,
+            device=Device("cpu", 0, "formula cpu", "x86_64", 123456),
+            versions={"python": "3"},
+            backend=self.resolved,
+            fallback="sdpa",
+            graphs=(),
+            self_checks=(),
+            startup=(("load", 1.5),),
+            items_per_second=7.0,
+            counters=dict(self.counters),
+            notes=("a note",),
+        )
+
+    def close(self) -> None:
+        self.closed = True
