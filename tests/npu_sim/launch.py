@@ -29,6 +29,7 @@ import pytest
 
 from .build import ToolchainMissing
 from .install import DEFAULT_DESTINATION, PROJECT_ROOT, Installation, WheelUnavailable, install
+from .machines import DEFAULT_MACHINE, machine_for
 from .settings import Misbehaviour, SimulatedMachine
 
 __all__ = [
@@ -41,7 +42,6 @@ __all__ = [
     "run_simulated",
 ]
 
-DEFAULT_MACHINE = SimulatedMachine()
 PACKAGE = "tests.npu_sim"
 INSIDE_INI = Path(__file__).parent / "inside" / "pytest.ini"
 MODULE_SECONDS = 240
@@ -49,12 +49,20 @@ OUTPUT_TAIL = 4000
 
 
 @functools.cache
-def installed_or_skip() -> Installation:
-    """The installation, made when it is missing; skips the calling test when this host cannot have one."""
+def _installation() -> Installation | str:
+    """The installation, or why this host cannot have one; found out once a process."""
     try:
         return install(DEFAULT_DESTINATION, say=lambda line: None)
     except (ToolchainMissing, WheelUnavailable) as reason:
-        pytest.skip(str(reason))
+        return str(reason)
+
+
+def installed_or_skip() -> Installation:
+    """The installation, made when it is missing; skips the calling test when this host cannot have one."""
+    found = _installation()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
 
 
 def simulated_environment(machine: SimulatedMachine, at: Installation) -> dict[str, str]:
@@ -136,16 +144,17 @@ class InsideReport:
 
 
 def run_inside(
-    module: str | Path, *options: str, machine: SimulatedMachine = DEFAULT_MACHINE, timeout: float = MODULE_SECONDS
+    module: str | Path, *options: str, machine: SimulatedMachine | None = None, timeout: float = MODULE_SECONDS
 ) -> InsideReport:
-    """Runs a whole pytest module (a path, from the project's root) on a simulated machine.
+    """Runs a whole pytest module (a path, from the project's root) on ``machine``, or on the one of ``machines.py``.
 
     The module has the fixture ``simulator`` and real ``npu:N`` tensors; its pytest configuration is
     ``inside/pytest.ini``. ``options`` go to pytest.
     """
     with tempfile.TemporaryDirectory() as scratch:
         results = Path(scratch, "results.xml")
-        done = run_python([*_pytest_arguments(module), f"--junitxml={results}", *options], machine, timeout)
+        arguments = [*_pytest_arguments(module), f"--junitxml={results}", *options]
+        done = run_python(arguments, machine or machine_for(module), timeout)
         cases = list(ElementTree.parse(results).iter("testcase")) if results.exists() else []
     passed: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -174,7 +183,7 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         print("usage: python -m tests.npu_sim.launch MODULE [pytest options]", file=sys.stderr)
         return 2
-    env = simulated_environment(SimulatedMachine(), install())
+    env = simulated_environment(machine_for(arguments[0]), install())
     command = [sys.executable, *_pytest_arguments(arguments[0]), *arguments[1:]]
     return subprocess.run(command, env=env, cwd=PROJECT_ROOT).returncode
 

@@ -1,7 +1,7 @@
 """Installs the simulator when it is missing and runs the modules under ``inside/`` on simulated machines.
 
-Every module there runs in a process of its own, on the machine below or on the default one (two Ascend910B2). A failure
-inside fails the test here, with pytest's text of it.
+Every module there runs in a process of its own, on the machine that ``machines.py`` names for it. A failure inside
+fails the test here, with pytest's text of it.
 """
 
 import subprocess
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from . import install
+from . import install, launch
 from .launch import (
     InsideReport,
     Misbehaviour,
@@ -23,16 +23,11 @@ from .launch import (
 
 INSIDE = Path(__file__).parent / "inside"
 MODULES = sorted(path.name for path in INSIDE.glob("test_*.py"))
-MACHINES = {
-    "test_310p.py": SimulatedMachine(device_name="Ascend310P3", device_count=1),
-    "test_lost_device.py": SimulatedMachine(visible_devices="0,7"),
-    "test_no_device.py": SimulatedMachine(device_count=0),
-}
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_inside(module: str) -> None:
-    run_inside(INSIDE / module, machine=MACHINES.get(module, SimulatedMachine())).require_success()
+    run_inside(INSIDE / module).require_success()
 
 
 def test_installing_again_is_quick_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,6 +56,12 @@ def test_without_the_wheel_one_line_says_so(
     assert install.main([str(tmp_path / "dest")]) == install.EXIT_NO_WHEEL
     assert "pip cannot install torch-npu==0.0.1" in capsys.readouterr().err
     assert not (tmp_path / "dest" / "installed.json").exists()
+
+
+def test_a_host_that_cannot_have_it_skips_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_installation", lambda: "no compiler here")
+    with pytest.raises(pytest.skip.Exception, match="no compiler here"):
+        run_inside(INSIDE / MODULES[0])
 
 
 def test_a_script_runs_on_the_machine_that_was_asked_for(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch_npu
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from tests.npu_sim.simulator import Counter, Simulator
 
@@ -182,6 +183,15 @@ def test_a_call_that_waits_for_the_device_spoils_a_capture(read: Callable[[torch
         capture(lambda: read(x))
     assert "captured" in str(caught.value.__context__)
     assert not torch_npu.npu.is_current_stream_capturing()
+
+
+def test_a_capture_that_failed_leaves_its_stream_and_its_mode_behind() -> None:
+    """So does torch_npu 2.13 by its own code, as the end of an invalid capture raises before it puts them back."""
+    x = torch.ones(3, device="npu:0")
+    with pytest.raises(RuntimeError, match="the capture is invalid"):
+        capture(lambda: x.cpu(), auto_dispatch_capture=True)
+    assert torch_npu.npu.current_stream() != torch_npu.npu.default_stream()
+    assert len(_get_current_dispatch_mode_stack()) == 1
 
 
 def test_an_asynchronous_copy_from_pinned_memory_is_captured() -> None:

@@ -69,7 +69,7 @@ def device_operators() -> dict[str, Any]:
 
 
 def _copy_kernel(executor: Executor) -> Callable[..., torch.Tensor]:
-    """``copy_``: torch_npu's own code moves bytes between host and device, strides and dtypes are dealt with here."""
+    """``copy_``: between host and device torch_npu's own code, but for a strided target, which needs a kernel."""
     own = torch.library.get_kernel("aten::copy_", DEVICE_KEY)
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
     op = torch.ops.aten.copy_.default
@@ -77,22 +77,12 @@ def _copy_kernel(executor: Executor) -> Callable[..., torch.Tensor]:
     def copy_(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if is_npu(to) and is_npu(source):
             executor.run(op, (to, source), {})
-        elif is_npu(to):
-            ready = source.to(to.dtype).expand(to.shape).contiguous()
-            if to.is_contiguous():
-                own.call_boxed(keys, to, ready, non_blocking)
-            else:
-                landed = torch.empty(to.shape, dtype=to.dtype, device=to.device)
-                own.call_boxed(keys, landed, ready, non_blocking)
-                executor.run(op, (to, landed), {})
+        elif is_npu(to) and not to.is_contiguous():
+            landed = torch.empty(to.shape, dtype=to.dtype, device=to.device)
+            own.call_boxed(keys, landed, source, non_blocking)
+            executor.run(op, (to, landed), {})
         else:
-            dense = source.expand(to.shape).contiguous()
-            if to.is_contiguous() and to.dtype == source.dtype:
-                own.call_boxed(keys, to, dense, non_blocking)
-            else:
-                arrived = torch.empty(to.shape, dtype=source.dtype, device="cpu")
-                own.call_boxed(keys, arrived, dense, False)
-                to.copy_(arrived)
+            own.call_boxed(keys, to, source, non_blocking)
         return to
 
     return copy_
