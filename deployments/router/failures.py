@@ -86,7 +86,7 @@ class PoolFailure:
     """How one call to a pool failed.
 
     `retryable`: another try may succeed. `doubtful`: it speaks against the pool, which should be probed.
-    `retry_after_s`: what the pool asked for. `cause`: the pool's own words, for the log.
+    `retry_after_s`: what the pool asked for. `cause`: for the log; addresses are kept, what a caller sent is not.
     """
 
     error: RouterError
@@ -117,8 +117,9 @@ def read_failure(error: grpc.aio.AioRpcError, pool: str, address: str) -> PoolFa
         kept = _clean_status(rich, code, message)
     # A full queue says nothing against the pool; a deadline may have been too short, but may also be a hung pool.
     doubtful = code in (_Code.UNAVAILABLE, _Code.INTERNAL, _Code.DEADLINE_EXCEEDED)
-    cause = f"{error.code().name}: {' '.join(details.split())[:2000]}"
-    return PoolFailure(RouterError(code, message, kept), retryable, doubtful, _retry_delay_s(rich), cause)
+    return PoolFailure(
+        RouterError(code, message, kept), retryable, doubtful, _retry_delay_s(rich), _cause(error.code(), details)
+    )
 
 
 def _meaning(code: grpc.StatusCode, details: str, pool: str, address: str) -> tuple[grpc.StatusCode, str, bool]:
@@ -144,6 +145,15 @@ def _meaning(code: grpc.StatusCode, details: str, pool: str, address: str) -> tu
         return _Code.INVALID_ARGUMENT, "the request cannot be parsed: it is no valid message of its kind", False
     said = clean(details, address)
     return _Code.INTERNAL, f"pool {pool!r} failed" + (f": {said}" if said else ""), False
+
+
+def _cause(code: grpc.StatusCode, details: str) -> str:
+    # What is about the request, and a trace with its values, may quote the request: the log gets neither.
+    if code in _ABOUT_THE_REQUEST and not _NO_APPLICATION.search(details):
+        return code.name
+    if _TRACE.search(details):
+        return f"{code.name}: {clean(details)} (the trace is in the pool's own log)"
+    return f"{code.name}: {' '.join(details.split())[:MAX_DETAILS_CHARACTERS]}"
 
 
 def clean(details: str, address: str = "") -> str:

@@ -193,21 +193,33 @@ async def test_the_access_log_tells_the_call_and_never_its_content(lines: io.Str
     assert {"pool_healthy", "serving", "listening"} <= {line["event"] for line in logged}
 
 
-async def test_the_log_keeps_the_pools_own_words_which_the_client_does_not_get(lines: io.StringIO) -> None:
+async def test_the_log_names_the_cause_of_a_pools_failure_without_quoting_the_request(lines: io.StringIO) -> None:
     pool = FakePool("vision-cpu")
-    async with fleet(pool) as started:
-        trace = 'Traceback (most recent call last):\n  File "/inside/x.py", line 3, in f\nValueError: the reason'
-        pool.failures.append(Failure(Code.INTERNAL, trace))
-        error = await failure_of(
-            started.stub.EncodeImages(images(b"x"), metadata=(("x-request-id", "r9"),), timeout=10)
-        )
-    assert "inside" not in error.details()
+    trace = 'Traceback (most recent call last):\n  File "/inside/x.py", line 3, in f\nValueError: MYTEXT'
+    async with fleet(pool, retry={"attempts": 1}) as started:
+        for number, failure in enumerate(
+            [
+                Failure(Code.INTERNAL, trace),
+                Failure(Code.INVALID_ARGUMENT, "no such thing: MYTEXT"),
+                Failure(Code.UNAVAILABLE, "ipv4:10.1.2.3:40000: connection refused"),
+            ]
+        ):
+            pool.failures.append(failure)
+            metadata = (("x-request-id", f"r{number}"),)
+            await failure_of(started.stub.EncodeImages(images(b"x"), metadata=metadata, timeout=10))
     logged = [json.loads(line) for line in lines.getvalue().splitlines()]
-    failed = next(line for line in logged if line["event"] == "pool_call_failed")
-    assert (failed["level"], failed["request_id"], failed["pool"]) == ("WARNING", "r9", "vision-cpu")
-    assert "/inside/x.py" in failed["cause"]
-    call = next(line for line in logged if line["event"] == "call")
-    assert (call["level"], call["code"]) == ("WARNING", "INTERNAL")
+    failed = [line for line in logged if line["event"] == "pool_call_failed"]
+    assert [(line["level"], line["request_id"], line["cause"]) for line in failed] == [
+        ("WARNING", "r0", "INTERNAL: ValueError (the trace is in the pool's own log)"),
+        ("INFO", "r1", "INVALID_ARGUMENT"),
+        ("INFO", "r2", "UNAVAILABLE: ipv4:10.1.2.3:40000: connection refused"),
+    ]
+    assert "MYTEXT" not in lines.getvalue()
+    calls = [line for line in logged if line["event"] == "call"]
+    assert [(line["level"], line["code"]) for line in calls][:2] == [
+        ("WARNING", "INTERNAL"),
+        ("INFO", "INVALID_ARGUMENT"),
+    ]
 
 
 async def test_a_fault_of_the_router_is_told_without_its_cause(
