@@ -27,6 +27,7 @@ from encoder.graphs.eager import EagerRunner
 from encoder.graphs.registry import choose_runner
 from encoder.graphs.runner import Bucket
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
+from encoder.models.halves import PictureTower, TextTower
 from encoder.models.tower import Tower, load_tower
 from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels, decode_image
 from encoder.preprocess.text import TokenizedText
@@ -118,23 +119,19 @@ class Engine:
 
     def prepare_image(self, source: bytes | memoryview | RawPixels) -> np.ndarray:
         """A picture as the tower's input, uint8 [3, H, W]. Raises InvalidImage; Unsupported on a text engine."""
-        transform = getattr(self._tower, "transform", None)
-        if transform is None:
+        if not isinstance(self._tower, PictureTower):
             raise Unsupported(f"{self.info.name}: this engine serves the text tower and takes no images")
         if isinstance(source, RawPixels):
             pixels = check_pixels(source.data, source.height, source.width, source.channels, self._limits, self._policy)
         else:
             pixels = decode_image(source, self._limits, self._policy)
-        ready: np.ndarray = transform.resize_crop(pixels)
-        return ready
+        return self._tower.transform.resize_crop(pixels)
 
     def prepare_text(self, text: str, overflow: Literal["truncate", "refuse"] = "truncate") -> TokenizedText:
         """A text as tokens. Raises InvalidText; Unsupported on a vision engine."""
-        pipeline = getattr(self._tower, "pipeline", None)
-        if pipeline is None:
+        if not isinstance(self._tower, TextTower):
             raise Unsupported(f"{self.info.name}: this engine serves the vision tower and takes no texts")
-        tokens: TokenizedText = pipeline.encode(text, overflow=overflow)
-        return tokens
+        return self._tower.pipeline.encode(text, overflow=overflow)
 
     def forward(self, items: Sequence[Any]) -> ForwardResult:
         """Vectors of prepared items; more than the largest bucket are taken in turns. One thread only."""
@@ -271,7 +268,8 @@ class Engine:
         longest = self._tower.spec.max_tokens
         if not longest:
             return [Bucket(batch) for batch in self._buckets]
-        lengths = [length for length in TEXT_LENGTH_BUCKETS if length < longest] + [longest]
+        shorter = () if self._tower.spec.fixed_length else TEXT_LENGTH_BUCKETS
+        lengths = [length for length in shorter if length < longest] + [longest]
         return [Bucket(batch, length) for batch in self._buckets for length in lengths]
 
     @staticmethod

@@ -21,8 +21,8 @@ Inputs = Mapping[str, torch.Tensor]
 class TowerSpec:
     """What a tower is: `dimensions` of its vectors, head dims of its layers, mask needs of its calls.
 
-    `max_tokens`: longest text with special tokens, 0 for vision. `logit_scale`: what cosines are multiplied by before a
-    softmax over labels, 0 when the model has learned none.
+    `max_tokens`: longest text with special tokens, 0 for vision; with `fixed_length` every text has it.
+    `logit_scale`: what cosines are multiplied by before a softmax over labels, 0 when the model has learned none.
     """
 
     family: str
@@ -31,6 +31,7 @@ class TowerSpec:
     head_dims: frozenset[int]
     mask_needs: frozenset[MaskNeed]
     max_tokens: int = 0
+    fixed_length: bool = False
     logit_scale: float = 0.0
 
 
@@ -60,7 +61,10 @@ class Tower(ABC, Generic[Item]):
         """The exact preprocessing, JSON-ready; part of the fingerprint."""
 
 
-FAMILIES: dict[str, str] = {"clip": "encoder.models.clip:load_tower"}
+FAMILIES: dict[str, str] = {
+    "clip": "encoder.models.clip:load_tower",
+    "siglip": "encoder.models.siglip:load_tower",
+}
 
 
 def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:

@@ -1,5 +1,6 @@
 """Loads the weights of one tower with transformers: safetensors only, from disk only, and whole or not at all."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,12 @@ def read_scalar(checkpoint: Checkpoint, name: str) -> float | None:
         except SafetensorError as error:
             raise _unreadable(checkpoint, error) from None
     return None
+
+
+def learned_scale(checkpoint: Checkpoint) -> float:
+    """What CLIP and SigLIP multiply cosines by; they learn its logarithm. 0 when the checkpoint has none."""
+    logarithm = read_scalar(checkpoint, "logit_scale")
+    return 0.0 if logarithm is None else math.exp(logarithm)
 
 
 def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:

@@ -91,10 +91,13 @@ class TextPipeline:
             raise CheckpointError(f"tokenizer: length {max_length} leaves no room beside {special} special tokens")
         return cls(tokenizer, max_length, pad_rule, max_characters)
 
-    @property
-    def vocabulary_size(self) -> int:
-        """One more than the greatest token id."""
-        return 1 + max(self._whole.get_vocab().values())
+    def check_vocabulary(self, name: str, vocab_size: int) -> None:
+        """Raises CheckpointError when the tokenizer gives ids that a model of `vocab_size` tokens does not have."""
+        known = 1 + max(self._whole.get_vocab().values())
+        if known > vocab_size:
+            raise CheckpointError(
+                f"{name}: its tokenizer knows {known} tokens, its model {vocab_size}: they do not belong together"
+            )
 
     def encode(self, text: str, overflow: Overflow = "truncate") -> TokenizedText:
         """Tokens of a text; the empty text is its special tokens.

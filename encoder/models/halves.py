@@ -1,0 +1,51 @@
+"""What the families share: a tower for pictures of one size, and a tower for tokenised texts."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from encoder.golden import golden_pictures, golden_texts
+from encoder.models.tower import Tower
+from encoder.preprocess.text import TextPipeline, TokenizedText
+from encoder.preprocess.transform import ImageTransform
+
+
+class PictureTower(Tower[np.ndarray]):
+    """Items are uint8 pixels [3, H, W], resized and cropped; inputs are float32 [n, 3, H, W], normalised."""
+
+    transform: ImageTransform
+
+    def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        return {"pixel_values": torch.from_numpy(self.transform.normalize(np.stack(items)))}
+
+    def golden_items(self) -> list[np.ndarray]:
+        return golden_pictures(*self.transform.output_size)
+
+    def describe_preprocessing(self) -> dict[str, Any]:
+        return self.transform.describe()
+
+
+class TextTower(Tower[TokenizedText]):
+    """Items are tokenised texts; inputs are ids int64 [n, L] and, True where a token is, a mask [n, 1, 1, L].
+
+    Four dimensions make transformers hand the mask on as it is; the causal part it adds by itself.
+    """
+
+    pipeline: TextPipeline
+
+    def collate(self, items: Sequence[TokenizedText], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        batch = self.pipeline.collate(list(items), pad_to=length)
+        inputs = {"input_ids": torch.from_numpy(batch.input_ids)}
+        if self.pipeline.pad_rule == "longest":
+            inputs["attention_mask"] = torch.from_numpy(batch.attention_mask).bool()[:, None, None, :]
+        return inputs
+
+    def golden_items(self) -> list[TokenizedText]:
+        encode = partial(self.pipeline.encode, overflow="truncate")
+        return [encode(text) for text in golden_texts()]
+
+    def describe_preprocessing(self) -> dict[str, Any]:
+        return self.pipeline.describe()
