@@ -182,8 +182,9 @@ class Service(encoder_pb2_grpc.EncoderServiceServicer):
         try:
             for request in requests:
                 self.stream_received.append(request.id)
+                answer = self._stream_answer(request)
                 with self.lock:
-                    held.append(self._stream_answer(request))
+                    held.append(answer)
                 if timer is not None:
                     timer.cancel()
                 if len(held) >= 2:

@@ -44,6 +44,13 @@ def test_a_message_just_within_the_limit_passes(connect, service):
     assert len(service.seen) == 1
 
 
+def test_the_framing_of_many_small_items_counts_too(connect, service):
+    payloads = [f"{number:020}".encode() for number in range(3000)]
+    client = connect(max_message_bytes=CAP, batch_size=10_000)
+    np.testing.assert_array_equal(client.encode_images(payloads), expected_rows(payloads))
+    assert max(call.request.ByteSize() for call in service.seen) <= CAP
+
+
 def test_order_holds_when_answers_overtake(connect, service):
     second_done = threading.Event()
 

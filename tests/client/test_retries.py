@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import queue
 import socket
 import threading
 
@@ -133,19 +134,21 @@ def test_a_failed_batch_keeps_what_came_before(connect, service):
 
 
 def test_one_failed_batch_ends_the_others(connect, service):
-    ended = threading.Event()
+    arrived, ended, told_in_time = threading.Event(), threading.Event(), queue.Queue()
 
     def answer(request, context):
         if request.images[0].encoded == b"slow":
             context.add_callback(ended.set)
-            ended.wait(15)
+            arrived.set()
+            told_in_time.put(ended.wait(8))
         else:
+            assert arrived.wait(10)
             context.abort(Code.INTERNAL, "broken")
 
     service.before_answer = answer
     with pytest.raises(ServiceError, match="broken"):
         connect(batch_size=1).encode_images([b"slow", b"fast"])
-    assert ended.wait(5), "the call of the slow batch was cancelled"
+    assert told_in_time.get(timeout=10), "the call of the slow batch was cancelled while it was being answered"
 
 
 def test_too_few_results(client, service):
@@ -180,6 +183,8 @@ class TestRetryPolicy:
         assert self.POLICY.pause(Failure("UNAVAILABLE", ""), 7, math.inf) is None
         assert self.POLICY.pause(Failure("UNAVAILABLE", ""), 1, 0.01) is None
         assert self.POLICY.pause(Failure("INTERNAL", ""), 1, math.inf) is None
+        too_large = Failure("RESOURCE_EXHAUSTED", "CLIENT: Sent message larger than max (5000 vs. 4096)")
+        assert self.POLICY.pause(too_large, 1, math.inf) is None
         assert RetryPolicy(10**6).pause(Failure("UNAVAILABLE", ""), 10**5, math.inf) <= 5.0
 
     @pytest.mark.parametrize("settings", [{"retries": -1}, {"first_delay": 0}, {"first_delay": 2, "longest_delay": 1}])

@@ -181,14 +181,17 @@ def test_a_deadline_for_the_whole_stream(client, service):
 
 def test_closing_early_ends_the_call_and_the_threads(client, service):
     cancelled = threading.Event()
-    service.stream_end = lambda context: None
-    enter = service._enter
+    enter, answer = service._enter, service._stream_answer
 
     def watched(method, request, context):
         context.add_callback(cancelled.set)
         return enter(method, request, context)
 
-    service._enter = watched
+    def only_the_first(request):
+        assert request.id == "0" or cancelled.wait(20)
+        return answer(request)
+
+    service._enter, service._stream_answer = watched, only_the_first
     stream = client.encode_stream(iter(numbered(1000)), window=4)
     next(stream)
     assert not cancelled.is_set()
