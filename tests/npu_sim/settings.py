@@ -14,13 +14,13 @@ class Misbehaviour(StrEnum):
     """Ways in which the fused attention operator can be wrong in silence, or refuse what newer versions accept."""
 
     UNIFORM_AVERAGE = "uniform_average"
-    """TND without a mask returns the mean of the values (reported publicly as vllm-ascend 13699, on a 910B4)."""
+    """TND without a mask returns the mean of the values (reported publicly from a 910B4)."""
     MASK_IGNORED_PAST_512 = "mask_ignored_past_512"
-    """A mask has no effect on key positions from 512 on (reported publicly as vllm-ascend 15503)."""
+    """A mask has no effect on key positions from 512 on (reported publicly)."""
     NAN_OUTPUT = "nan_output"
     """Every output is NaN."""
     OLD_CANN = "old_cann"
-    """TND accepts head_dim 192 alone, as older CANN does (reported publicly as vllm-ascend 8045)."""
+    """TND accepts head_dim 192 alone, as older CANN does (reported publicly)."""
 
 
 @dataclass(frozen=True)
