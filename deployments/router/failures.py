@@ -41,7 +41,9 @@ _REPLICA_DIED = re.compile(
 )
 _CONNECTION_LOST = re.compile(
     r"RST_STREAM|GOAWAY|Connection reset|Connection refused|Broken pipe|Socket closed|Stream removed"
-    r"|failed to connect|connections to all backends failing|recvmsg|sendmsg|DNS resolution|transport|keepalive",
+    r"|failed to connect|connections to all backends failing|recvmsg|sendmsg|DNS resolution|transport|keepalive"
+    # HAProxy's own answer for a replica that went away, seen as UNKNOWN with status 500.
+    r"|http2 header with status: 5\d\d",
     re.IGNORECASE,
 )
 _NO_APPLICATION = re.compile(r"Application .{0,160}not (?:found|set)|ListApplications", re.DOTALL)

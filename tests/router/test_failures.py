@@ -55,6 +55,8 @@ def test_long_details_are_cut() -> None:
         (Code.UNAVAILABLE, "", Code.UNAVAILABLE, True, True),
         (Code.INTERNAL, "Received RST_STREAM with error code 2", Code.UNAVAILABLE, True, True),
         (Code.UNKNOWN, "Stream removed", Code.UNAVAILABLE, True, True),
+        (Code.UNKNOWN, "Received http2 header with status: 500", Code.UNAVAILABLE, True, True),
+        (Code.UNKNOWN, "Received http2 header with status: 400", Code.INTERNAL, False, True),
         (Code.INTERNAL, "ActorUnavailableError: The actor is temporarily unavailable", Code.UNAVAILABLE, True, True),
         (
             Code.INTERNAL,
