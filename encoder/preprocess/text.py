@@ -21,6 +21,7 @@ Overflow = Literal["truncate", "refuse"]
 # max_length: always to the model's length, padding not masked: SigLIP, which was trained that way.
 PadRule = Literal["longest", "max_length"]
 MAX_CHARACTERS = 131_072
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,6 @@ class TokenBatch:
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
-
-
-TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 
 
 class TextPipeline:

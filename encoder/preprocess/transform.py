@@ -1,7 +1,8 @@
 """Pixels to a model's input: resize, crop, rescale and normalise, in one of two exact modes.
 
 `torch`: bit for bit what transformers' default processor gives (5.24, over torchvision): uint8 antialiased
-interpolation, a crop that floors, one fused rescale and normalise in float32. Same bits on every kind of CPU.
+interpolation, a crop that floors, one fused rescale and normalise in float32. torch's kernels with and without vector
+instructions give the same bits (torchvision takes floats for bilinear without AVX2; this does not).
 `pil`: bit for bit what transformers' PIL processor gives: Pillow's resize, the numpy crop, a rescale that goes through
 float64, then normalise. It differs from `torch` by a level here and there, and is slower.
 """

@@ -34,6 +34,12 @@ def test_is_bit_equal_to_pillow(size: tuple[int, int], mode: str, progressive: b
             assert np.array_equal(decode_image(data), expected)
 
 
+def test_jpeg_that_holds_rgb() -> None:
+    data = file_of(photo(101, 203), "JPEG", keep_rgb=True)
+    assert simplejpeg.decode_jpeg_header(data)[2] == "RGB"
+    assert np.array_equal(decode_image(data), pillow_rgb(data))
+
+
 @pytest.mark.parametrize("sampling", ["444", "422", "420", "440", "411", "Gray"])
 def test_rare_sampling_factors(sampling: str) -> None:
     pixels = np.asarray(photo(101, 203))
@@ -159,9 +165,16 @@ class TestStructure:
 
     def test_scan_markers_that_are_no_scans_do_not_count(self) -> None:
         data = file_of(photo(64, 64, "L"), "JPEG", progressive=True)
-        expected = pillow_rgb(data)
-        assert np.array_equal(decode_image(with_segment(data, 0xED, b"\xff\xda" * 5000)), expected)
-        assert np.array_equal(decode_image(data + b"\xff\xda" * 5000), expected)
+        expected, markers = pillow_rgb(data), b"\xff\xda\0\2" * 5000
+        after_frame = data.index(b"\xff\xc4")
+        comment = b"\xff\xfe" + (len(markers) + 2).to_bytes(2, "big") + markers
+        assert np.array_equal(decode_image(data[:after_frame] + comment + data[after_frame:]), expected)
+        assert np.array_equal(decode_image(data + markers), expected)
+
+    def test_segments_between_scans_do_not_count(self) -> None:
+        data = file_of(photo(64, 64, "L"), "JPEG", progressive=True)
+        last = data.rindex(b"\xff\xc4")
+        assert np.array_equal(decode_image(data[:last] + b"\xff\xfe\0\3x" * 600 + data[last:]), pillow_rgb(data))
 
     def test_thousands_of_segments_are_refused(self) -> None:
         data = file_of(photo(8, 8), "JPEG")
@@ -177,6 +190,11 @@ class TestStructure:
         second[5:9] = (30_000).to_bytes(2, "big") * 2
         with pytest.raises(InvalidImage):
             decode_image(data[:frame] + bytes(second) + data[frame:])
+
+    def test_two_readers_that_see_two_sizes_are_not_trusted(self) -> None:
+        data = file_of(photo(16, 24), "JPEG")
+        with pytest.raises(InvalidImage, match="gives two sizes, 24x16 and 24x17"):
+            read_jpeg(data, (24, 17), adobe=False, one_scan=True, allow_truncated=False)
 
     def test_multi_picture_file_gives_its_first(self) -> None:
         first, second = photo(40, 50, seed=1), photo(40, 50, seed=2)

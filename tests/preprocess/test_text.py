@@ -251,11 +251,16 @@ class TestLoading:
         with pytest.raises(CheckpointError, match="is no folder"):
             TextPipeline.from_folder(tmp_path / "nowhere", 77)
 
-    @pytest.mark.parametrize("content", [None, "{", "{}"])
-    def test_a_folder_without_a_tokenizer_that_loads(self, tmp_path: Path, content: str | None) -> None:
-        if content is not None:
-            (tmp_path / "tokenizer.json").write_text(content)
-            (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+    def test_a_folder_without_a_tokenizer(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+        assert len(AutoTokenizer.from_pretrained(str(tmp_path))) < 10  # transformers makes an empty one
+        with pytest.raises(CheckpointError, match=r"has no tokenizer\.json or .*: add its tokenizer"):
+            TextPipeline.from_folder(tmp_path, 77)
+
+    @pytest.mark.parametrize("content", ["{", "{}"])
+    def test_a_tokenizer_that_does_not_load(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / "tokenizer.json").write_text(content)
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
         with pytest.raises(CheckpointError, match="holds none that loads") as caught:
             TextPipeline.from_folder(tmp_path, 77)
         assert "\n" not in str(caught.value)
@@ -271,6 +276,15 @@ class TestLoading:
         assert pipeline.encode("cat dog").input_ids == [0, 1]
         with pytest.raises(InvalidText, match="no tokens"):
             pipeline.encode("")
+
+    def test_a_vocabulary_larger_than_the_models(self, small_folder: Path) -> None:
+        pipeline = TextPipeline.from_folder(small_folder, 77)
+        highest = max(AutoTokenizer.from_pretrained(str(small_folder)).get_vocab().values())
+        pipeline.check_vocabulary("clip", highest + 1)
+        with pytest.raises(
+            CheckpointError, match=f"clip: its tokenizer knows {highest + 1} tokens, its model {highest}"
+        ):
+            pipeline.check_vocabulary("clip", highest)
 
     def test_no_room_beside_the_special_tokens(self, small_folder: Path) -> None:
         with pytest.raises(CheckpointError, match="length 2 leaves no room"):

@@ -1,5 +1,9 @@
 """Both modes against transformers' processors, live: pixels and normalised numbers, every size and setting."""
 
+import os
+import subprocess
+import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -201,9 +205,38 @@ def test_the_modes_differ_by_a_level_at_most_and_say_who_they_are() -> None:
     assert made[0].describe() != made[1].describe()
 
 
-def test_read_only_pixels_are_taken_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_read_only_pixels_are_taken_without_a_warning() -> None:
     pixels = picture(60, 70)
-    expected = ImageTransform.from_config({"image_processor_type": "CLIP"}, "torch").resize_crop(pixels)
+    transform = ImageTransform.from_config({"image_processor_type": "CLIP"}, "torch")
+    expected = transform.resize_crop(pixels)
     pixels.flags.writeable = False
-    found = ImageTransform.from_config({"image_processor_type": "CLIP"}, "torch").resize_crop(pixels)
-    assert np.array_equal(found, expected) and not recwarn.list
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.array_equal(transform.resize_crop(pixels), expected)
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_processors_without_vector_instructions_make_the_same_pixels() -> None:
+    """torch's kernel for a bare CPU against the one in use here."""
+    code = """
+import hashlib, numpy as np
+from encoder.preprocess.transform import ImageTransform
+digest = hashlib.sha256()
+for resample in (2, 3):
+    transform = ImageTransform.from_config({"image_processor_type": "CLIP", "resample": resample}, "torch")
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        size = rng.integers(1, 700, 2)
+        digest.update(transform.resize_crop(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).tobytes())
+print(digest.hexdigest())
+"""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **extra}, capture_output=True, text=True, check=True
+        ).stdout
+        for extra in ({}, {"ATEN_CPU_CAPABILITY": "default"})
+    }
+    assert len(seen) == 1
