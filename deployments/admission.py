@@ -57,7 +57,6 @@ class Room:
     @asynccontextmanager
     async def hold_when_free(self, items: int, size: int) -> AsyncIterator[None]:
         """As `hold`, but waits for room, first come first served."""
-        self._admit()
         if self._waiters or not self._fits(items, size):
             waiter = _Waiter(items, size, asyncio.get_running_loop().create_future())
             self._waiters.append(waiter)

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +33,6 @@ from encoder.v1 import encoder_pb2_grpc
 POLL_S = 0.2
 ROUTER_GRACE_S = 5.0
 LEFTOVER_GRACE_S = 5.0
-# Serve reports these when it has given up.
-FAILED_STATES = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class Order:
     folder: str
     document: dict[str, Any]
     cpus: int
+    gpus: int
+    resources: dict[str, float]
     object_store_bytes: int
     startup_timeout_s: float
     events: int
@@ -105,7 +106,8 @@ class Host:
         ray.init(
             address="local",
             num_cpus=self._order.cpus,
-            num_gpus=0,
+            num_gpus=self._order.gpus,
+            resources=self._order.resources,
             object_store_memory=self._order.object_store_bytes,
             include_dashboard=False,
             log_to_driver=False,
@@ -145,13 +147,15 @@ class Host:
             stages = _startup_stages()
             statuses = serve.status().applications
             for pool in sorted(waiting):
-                failed = next((stage for stage in stages.get(pool, {}).values() if stage.startswith(FAILED_STAGE)), None)
+                failed = next(
+                    (stage for stage in stages.get(pool, {}).values() if stage.startswith(FAILED_STAGE)), None
+                )
                 if failed is not None:
                     raise NotReady(f"pool {pool} did not start: {failed.removeprefix(FAILED_STAGE)}")
                 status = statuses.get(pool)
                 if status is None:
                     continue
-                if status.status in FAILED_STATES:
+                if status.status == "DEPLOY_FAILED":
                     raise NotReady(f"pool {pool} did not start: {_reason(status.message)}")
                 if status.status == "RUNNING" and self._answers(pool):
                     waiting.discard(pool)
@@ -261,11 +265,15 @@ def main() -> int:
     order = Order(**json.loads(sys.stdin.buffer.readline()))
     host = Host(order)
     signal.signal(signal.SIGTERM, _stop_on_signal)
+    status = 1
     try:
-        return host.run()
+        status = host.run()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         host.stop()
+        if status == 0:  # the parent, which removes it too, may be gone; after a failure the logs are wanted
+            shutil.rmtree(order.folder, ignore_errors=True)
+    return status
 
 
 if __name__ == "__main__":

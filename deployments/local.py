@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -26,7 +26,7 @@ import psutil
 
 from deployments.events import FleetEvent
 from deployments.processes import MARK_VARIABLE, PortBlock, end_processes, marked_processes, port_is_free
-from deployments.serve_config import ServeConfig, cpus_needed, load_serve_config
+from deployments.serve_config import ServeConfig, claim_of, load_serve_config
 from deployments.settings import LocalSettings, ReplicaPorts, serve_environment
 from encoder.errors import InvalidInput, NotReady
 
@@ -35,6 +35,8 @@ Progress = Callable[[FleetEvent], None]
 # Serve drains, Ray ends its processes; then what is left is ended by pid.
 STOP_TIMEOUT_S = 60.0
 LEFTOVER_GRACE_S = 3.0
+# The host tells by itself that a start takes too long; this is for a host that hangs.
+ANSWER_GRACE_S = 30.0
 # A port block: two ports for HAProxy, three for the front, then the replicas' ranges.
 HTTP_OFFSETS, GRPC_OFFSETS = (8, 35), (36, 63)
 
@@ -84,18 +86,21 @@ class LocalFleet:
     def start(self) -> FleetAddresses:
         """Blocks until every pool answers. Raises InvalidInput for settings that cannot hold, NotReady for a failure.
 
+        `progress` is called from another thread, also after the start: with "failed" when the router has ended.
         After a failure nothing runs any more; the logs are kept, and the error names their folder.
         """
+        if self._host is not None:
+            raise NotReady("the fleet is up already: stop it first")
         self._ports = PortBlock.reserve()
         try:
             settings = self._with_ports(self._ports)
             config = load_serve_config(settings.config, settings.serve, settings.engine)
             self._folder = Path(tempfile.mkdtemp(prefix="vf-"))
             self._launch(settings, config)
-            self._first_answer.wait()
+            self._first_answer.wait(settings.startup_timeout_s + ANSWER_GRACE_S)
             outcome = self._outcome
             if outcome is None or outcome.stage != "ready":
-                reason = outcome.message if outcome is not None else "its host process ended without a word"
+                reason = outcome.message if outcome is not None else "its host process gave no answer"
                 folder, self._folder = self._folder, None
                 raise NotReady(f"the local fleet did not start: {reason} (logs: {folder})")
         except BaseException:
@@ -164,7 +169,7 @@ class LocalFleet:
         order = {
             "folder": str(self._folder),
             "document": config.document,
-            "cpus": cpus_needed(config.pools),
+            **asdict(claim_of(config.pools)),
             "object_store_bytes": settings.object_store_bytes,
             "startup_timeout_s": settings.startup_timeout_s,
             "events": events_write,
@@ -215,7 +220,10 @@ class LocalFleet:
         with lines:
             for line in lines:
                 event = FleetEvent.from_line(line)
-                self._progress(event)
+                try:
+                    self._progress(event)
+                except Exception:
+                    logger.exception("the progress callback failed at stage %s", event.stage)
                 if event.stage in ("ready", "failed") and self._outcome is None:
                     self._outcome = event
                     self._first_answer.set()

@@ -1,6 +1,8 @@
 """Reads a Serve config for one machine, checks the pools in it, and sets what the local fleet decides itself."""
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,28 @@ def load_serve_config(path: Path, serve: ServeSettings, engine: Mapping[str, Any
     return ServeConfig(document, tuple(pools))
 
 
-def cpus_needed(pools: tuple[PoolSettings, ...]) -> int:
-    """Logical CPUs that all replicas claim when every pool is at its largest, and one for Serve itself."""
-    replicas = [pool.autoscaling.max_replicas if pool.autoscaling else pool.num_replicas or 1 for pool in pools]
-    return 1 + round(sum(pool.num_cpus * count for pool, count in zip(pools, replicas, strict=True)) + 0.499)
+@dataclass(frozen=True)
+class Claim:
+    """Logical resources that all replicas claim when every pool is at its largest; one CPU more for Serve itself."""
+
+    cpus: int
+    gpus: int
+    resources: dict[str, float]
+
+
+def claim_of(pools: Sequence[PoolSettings]) -> Claim:
+    """What a local Ray has to offer to hold `pools`; raises InvalidInput for a pool that asks for a labelled node."""
+    cpus, gpus = 0.0, 0.0
+    resources: defaultdict[str, float] = defaultdict(float)
+    for pool in pools:
+        if pool.label_selector or pool.accelerator_type:
+            raise InvalidInput(
+                f"pool {pool.name!r} asks for a node by label_selector or accelerator_type, which one machine does not "
+                "have: leave it out here"
+            )
+        replicas = pool.autoscaling.max_replicas if pool.autoscaling else pool.num_replicas or 1
+        cpus += pool.num_cpus * replicas
+        gpus += pool.num_gpus * replicas
+        for name, amount in pool.resources.items():
+            resources[name] += amount * replicas
+    return Claim(1 + math.ceil(cpus), math.ceil(gpus), dict(resources))

@@ -5,9 +5,11 @@ The oracle of vectors is transformers' own CLIPModel on the demo checkpoint, wit
 
 import asyncio
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -277,6 +279,9 @@ class TestLife:
         assert "nowhere" in str(broken.error) and "\n" not in str(broken.error)
         assert broken.events[-1].stage == "failed"
         assert broken.fleet.processes() == []
+        logs = Path(str(broken.error).rpartition("(logs: ")[2].rstrip(")"))
+        assert list(logs.glob("session_*/logs/serve/replica_*.log"))
+        shutil.rmtree(logs)
 
     async def test_a_stopped_fleet_leaves_nothing_and_the_other_goes_on(self, fleets):
         stopped, other = fleets["haproxy"].fleet, fleets["stock"].fleet

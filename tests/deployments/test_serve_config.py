@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from deployments.app import build_pool
-from deployments.serve_config import cpus_needed, load_serve_config
+from deployments.serve_config import Claim, claim_of, load_serve_config
 from deployments.settings import DEPLOYMENT_NAME, LOCAL_CONFIG, ServeSettings
 from encoder.errors import InvalidInput
 
@@ -83,12 +83,20 @@ def test_application_and_pool_have_one_name(tmp_path):
         load_serve_config(path, SERVE, {})
 
 
-def test_cpus_that_all_replicas_claim(tmp_path):
+def test_what_all_replicas_claim(tmp_path):
     pools = (
-        {"name": "a", "engine": {}, "num_cpus": 0.5, "num_replicas": 3},
-        {"name": "b", "engine": {}, "num_cpus": 2, "autoscaling": {"max_replicas": 4}},
+        {"name": "a", "engine": {}, "num_cpus": 0.5, "num_replicas": 3, "resources": {"NPU": 1}},
+        {"name": "b", "engine": {}, "num_cpus": 2, "num_gpus": 0.5, "autoscaling": {"max_replicas": 4}},
     )
-    assert cpus_needed(load_serve_config(write(tmp_path, *pools), SERVE, {}).pools) == 1 + 10
+    config = load_serve_config(write(tmp_path, *pools), SERVE, {})
+    assert claim_of(config.pools) == Claim(cpus=1 + 10, gpus=2, resources={"NPU": 3})
+
+
+@pytest.mark.parametrize("asks", [{"label_selector": {"pool": "npu"}}, {"accelerator_type": "H200"}])
+def test_a_pool_that_needs_a_labelled_node(tmp_path, asks):
+    config = load_serve_config(write(tmp_path, {"name": "a", "engine": {}, **asks}), SERVE, {})
+    with pytest.raises(InvalidInput, match="pool 'a' asks for a node"):
+        claim_of(config.pools)
 
 
 class TestDeployment:
