@@ -1,6 +1,7 @@
 """What only the asyncio client has: async sources, cancellation, a loop that is never blocked."""
 
 import asyncio
+import os
 import queue
 import threading
 from contextlib import aclosing
@@ -39,6 +40,23 @@ async def test_async_sources(running, tmp_path):
         streamed = {result.index: result async for result in client.encode_stream(as_they_come([b"x", ("id", path)]))}
         np.testing.assert_array_equal(streamed[1].vector, expected(b"file"))
         assert streamed[1].id == "id"
+
+
+async def test_files_are_looked_at_in_threads(running, tmp_path):
+    path, threads = tmp_path / "a.jpg", set()
+    path.write_bytes(b"file")
+
+    class Watched(os.PathLike):
+        def __fspath__(self):
+            threads.add(threading.current_thread())
+            return str(path)
+
+    async with AsyncEncoderClient(running.address) as client:
+        np.testing.assert_array_equal(await client.encode_images([Watched()]), expected_rows([b"file"]))
+        assert threads and threading.current_thread() not in threads
+        threads.clear()
+        assert [result.ok async for result in client.encode_stream([Watched()])] == [True]
+        assert threads and threading.current_thread() not in threads
 
 
 async def test_calls_overlap(running, service):
