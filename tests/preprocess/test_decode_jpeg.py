@@ -169,7 +169,7 @@ class TestStructure:
         after_frame = data.index(b"\xff\xc4")
         comment = b"\xff\xfe" + (len(markers) + 2).to_bytes(2, "big") + markers
         assert np.array_equal(decode_image(data[:after_frame] + comment + data[after_frame:]), expected)
-        assert np.array_equal(decode_image(data + markers), expected)
+        assert np.array_equal(decode_image(data + b"\0\2" + markers), expected)
 
     def test_segments_between_scans_do_not_count(self) -> None:
         data = file_of(photo(64, 64, "L"), "JPEG", progressive=True)
