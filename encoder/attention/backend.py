@@ -77,12 +77,14 @@ class Segments:
     """Boundaries of a packed batch, computed once for it: cumulative lengths, first 0, last T.
 
     `cu_seqlens`: int32 [n + 1] on the device. `host`: the same on the host, or None inside a captured graph, where a
-    backend must read the device's. `max_length`: an upper bound of the lengths.
+    backend must read the device's. `max_length`: an upper bound of the lengths. `replayed`: the call is captured and
+    `host` holds the boundaries of this time alone; only a backend that is given new ones at each replay may read it.
     """
 
     cu_seqlens: torch.Tensor
     host: tuple[int, ...] | None
     max_length: int
+    replayed: bool = False
 
     @classmethod
     def from_lengths(cls, lengths: Iterable[int], device: torch.device | str) -> "Segments":

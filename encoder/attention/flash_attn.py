@@ -4,6 +4,7 @@ They stay optional: 2 has no prebuilt wheel for a plain pip install, 3 is for sm
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -11,22 +12,36 @@ from typing import Any, ClassVar
 import torch
 
 from encoder.attention.backend import AttentionBackend, AttentionCall, Capabilities, HeadDims, MaskNeed
-from encoder.attention.packed import kernel_window, pack, unpack
+from encoder.attention.packed import kernel_window, pack, unequal_lengths, unpack
 from encoder.device import Device, compute_capability
 
-# version: (module, least and greatest major compute capability)
-VERSIONS: dict[int, tuple[str, int, int]] = {
-    4: ("flash_attn.cute", 9, 10),
-    3: ("flash_attn_interface", 9, 9),
-    2: ("flash_attn", 8, 12),
-}
+
+@dataclass(frozen=True)
+class Version:
+    """One of the packages: the modules it needs, the first with `flash_attn_varlen_func`, and its compute capabilities.
+
+    `unbounded`: how its windows say that a side has no bound.
+    """
+
+    number: int
+    modules: tuple[str, ...]
+    least_major: int
+    greatest_major: int
+    unbounded: int | None = -1
 
 
-def installed_version(device: Device) -> int | None:
-    """The newest flash-attn that is installed and made for this device's compute capability."""
-    major, _ = compute_capability(device)
-    for version, (module, least, greatest) in VERSIONS.items():
-        if least <= major <= greatest and _is_there(module):
+VERSIONS = (
+    # -1 would be taken as a bound here: a causal call would see no key but those from its own on.
+    Version(4, ("flash_attn.cute", "cutlass"), 9, 10, unbounded=None),
+    Version(3, ("flash_attn_interface",), 9, 9),
+    Version(2, ("flash_attn",), 8, 12),
+)
+
+
+def newest_installed(major: int) -> Version | None:
+    """The newest flash-attn that is installed and made for a device's major compute capability."""
+    for version in VERSIONS:
+        if version.least_major <= major <= version.greatest_major and all(_is_there(m) for m in version.modules):
             return version
     return None
 
@@ -34,7 +49,7 @@ def installed_version(device: Device) -> int | None:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the parent package is missing
+    except (ImportError, OSError, ValueError):  # the parent package is missing or broken, or half imported
         return False
 
 
@@ -51,23 +66,29 @@ class FlashAttention(AttentionBackend):
     )
 
     def __init__(self) -> None:
-        self._function: Callable[..., Any] | None = None
+        self._loaded: tuple[Version, Callable[..., Any]] | None = None
 
     @classmethod
     def unavailable(cls, device: Device) -> str | None:
         if device.kind != "cuda":
             return f"it needs a CUDA device, this is {device.kind}"
-        if compute_capability(device) < (8, 0):
+        capability = compute_capability(device)
+        if capability < (8, 0):
             return f"it needs sm_80 or newer, this is {device.architecture}"
-        if installed_version(device) is None:
+        if newest_installed(capability[0]) is None:
             return f"no flash-attn for {device.architecture} is installed"
         return None
 
+    def refusal(self, call: AttentionCall) -> str | None:
+        return unequal_lengths(call) or super().refusal(call)
+
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        if self._function is None:
-            self._function = self._load(call.query.device)
+        if self._loaded is None:
+            self._loaded = self._load(call.query.device)
+        version, function = self._loaded
         packed = pack(call)
-        attended = self._function(
+        left, right = (side if side >= 0 else version.unbounded for side in kernel_window(call))
+        attended = function(
             packed.query,
             packed.key,
             packed.value,
@@ -77,16 +98,14 @@ class FlashAttention(AttentionBackend):
             max_seqlen_k=packed.max_length,
             softmax_scale=call.scale,
             causal=call.is_causal,
-            window_size=kernel_window(call),
+            window_size=(left, right),
         )
-        # Versions 3 and 4 may answer (out, lse).
+        # Version 4 answers (out, lse), version 3 did so in its first releases.
         return unpack(attended[0] if isinstance(attended, tuple) else attended, call)
 
     @staticmethod
-    def _load(device: torch.device) -> Callable[..., Any]:
-        major, _ = torch.cuda.get_device_capability(device)
-        for module, least, greatest in VERSIONS.values():
-            if least <= major <= greatest and _is_there(module):
-                function: Callable[..., Any] = import_module(module).flash_attn_varlen_func
-                return function
-        raise ImportError("no flash-attn for this device is installed")
+    def _load(device: torch.device) -> tuple[Version, Callable[..., Any]]:
+        version = newest_installed(torch.cuda.get_device_capability(device)[0])
+        if version is None:
+            raise ImportError("no flash-attn for this device is installed")
+        return version, import_module(version.modules[0]).flash_attn_varlen_func

@@ -38,3 +38,9 @@ def kernel_window(call: AttentionCall) -> tuple[int, int]:
     """(left, right) as FlashAttention takes it: -1 is unbounded, a causal call sees nothing to the right."""
     left, right = call.window or (-1, -1)
     return left, 0 if call.is_causal else right
+
+
+def unequal_lengths(call: AttentionCall) -> str | None:
+    """Why a call is no self-attention, or None: one set of boundaries stands for queries and keys here."""
+    queries, keys = call.query.shape[-2], call.key.shape[-2]
+    return None if queries == keys else "queries and keys of different lengths"

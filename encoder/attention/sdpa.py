@@ -24,8 +24,9 @@ class SdpaAttention(AttentionBackend):
         return None
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        if call.segments is not None and call.segments.host is not None and call.mask is None:
-            return self._attend_segments(call, call.segments.host)
+        segments = call.segments
+        if segments is not None and segments.host is not None and not segments.replayed and call.mask is None:
+            return self._attend_segments(call, segments.host)
         if call.mask is None and call.window is None and call.segments is None:
             return self._sdpa(call.query, call.key, call.value, call.scale, is_causal=call.is_causal)
         mask = dense_mask(call)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 
 from encoder.attention.backend import AttentionBackend, AttentionCall, Capabilities, HeadDims, MaskNeed
-from encoder.attention.packed import kernel_window, pack, unpack
+from encoder.attention.packed import kernel_window, pack, unequal_lengths, unpack
 from encoder.device import Device, compute_capability
 
 
@@ -32,6 +32,9 @@ class VarlenAttention(AttentionBackend):
         except ImportError:
             return f"torch {torch.__version__} has no torch.nn.attention.varlen"
         return None
+
+    def refusal(self, call: AttentionCall) -> str | None:
+        return unequal_lengths(call) or super().refusal(call)
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
         from torch.nn.attention.varlen import varlen_attn
