@@ -1,7 +1,7 @@
 """Items through one engine: prepare on a bounded thread pool, forward on the batcher's own thread.
 
 Belongs to one event loop. An item's own error comes back in its Outcome; what concerns the whole call (`CALL_ERRORS`)
-is raised. Deadlines are times of the loop's clock.
+is raised. Cancelling a call (its client has gone, its deadline went by) takes its items out of both queues.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from deployments.settings import PoolSettings
 from deployments.wire import INTERNAL_MESSAGE, Overflow
 from encoder.batching import Batcher, Forwarded
 from encoder.engine import RawPixels
-from encoder.errors import DeadlinePassed, EncoderError, NotReady, Overloaded
+from encoder.errors import EncoderError, NotReady, Overloaded
 
 if TYPE_CHECKING:
     from encoder.preprocess.text import TokenizedText
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
-CALL_ERRORS = (Overloaded, DeadlinePassed, NotReady)
+CALL_ERRORS = (Overloaded, NotReady)
 
 
 class NamedBackend(Protocol):
@@ -65,16 +65,14 @@ class Pipeline:
         self._forward_worked_at = float("-inf")
         self.ms_per_item = 0.0
 
-    async def encode_images(
-        self, sources: Iterable[Callable[[], bytes | RawPixels]], deadline: float | None
-    ) -> list[Outcome]:
+    async def encode_images(self, sources: Iterable[Callable[[], bytes | RawPixels]]) -> list[Outcome]:
         """One outcome a picture, in order; a source is read on the thread that decodes it."""
-        return await _gather(self._encode_image(source, deadline) for source in sources)
+        return await _gather(self._encode_image(source) for source in sources)
 
-    async def encode_texts(self, texts: Iterable[str], overflow: Overflow, deadline: float | None) -> list[Outcome]:
+    async def encode_texts(self, texts: Iterable[str], overflow: Overflow) -> list[Outcome]:
         """One outcome a text, in order."""
-        tokenised = await self._prepare(partial(self._tokenise, texts, overflow), deadline)
-        return await _gather(self._encode_tokens(tokens, deadline) for tokens in tokenised)
+        tokenised = await self._prepare(partial(self._tokenise, texts, overflow))
+        return await _gather(self._encode_tokens(tokens) for tokens in tokenised)
 
     async def check_forward(self) -> None:
         """Raises when the forward does not work: NotReady when its thread is stalled, else what the probe raised.
@@ -104,38 +102,30 @@ class Pipeline:
             self._engine.close()
         self._workers.shutdown(wait=False)
 
-    async def _encode_image(self, source: Callable[[], bytes | RawPixels], deadline: float | None) -> Outcome:
-        prepared = await self._prepare(partial(self._decode, source), deadline)
+    async def _encode_image(self, source: Callable[[], bytes | RawPixels]) -> Outcome:
+        prepared = await self._prepare(partial(self._decode, source))
         if isinstance(prepared, Outcome):
             return prepared
-        return await self._submit(prepared, deadline)
+        return await self._submit(prepared)
 
-    async def _encode_tokens(self, tokens: "TokenizedText | Outcome", deadline: float | None) -> Outcome:
+    async def _encode_tokens(self, tokens: "TokenizedText | Outcome") -> Outcome:
         if isinstance(tokens, Outcome):
             return tokens
-        return await self._submit(tokens, deadline, token_count=tokens.token_count, truncated=tokens.truncated)
+        return await self._submit(tokens, token_count=tokens.token_count, truncated=tokens.truncated)
 
-    async def _submit(
-        self, prepared: Any, deadline: float | None, *, token_count: int = 0, truncated: bool = False
-    ) -> Outcome:
+    async def _submit(self, prepared: Any, *, token_count: int = 0, truncated: bool = False) -> Outcome:
         prepared_at = time.monotonic()
         try:
-            row = await self._batcher.submit(prepared, deadline)
+            row = await self._batcher.submit(prepared)
         except CALL_ERRORS:
             raise
         except Exception as error:
             return Outcome(prepared_at, None, _item_error(error), token_count, truncated)
         return Outcome(prepared_at, row, None, token_count, truncated)
 
-    async def _prepare(self, function: Callable[[], Result], deadline: float | None) -> Result:
-        """`function` on a prepare thread, unless the deadline is past by then."""
-
-        def run() -> Result:
-            if deadline is not None and time.monotonic() >= deadline:
-                raise DeadlinePassed("the deadline went by while an item waited to be prepared")
-            return function()
-
-        return await asyncio.get_running_loop().run_in_executor(self._workers, run)
+    async def _prepare(self, function: Callable[[], Result]) -> Result:
+        """`function` on a prepare thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
     def _decode(self, source: Callable[[], bytes | RawPixels]) -> Any:
         """A picture ready for the device, or its Outcome when it has an error; on a prepare thread."""

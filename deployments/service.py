@@ -56,7 +56,7 @@ class EncoderCore:
         count, size = len(request.images), request.ByteSize()
         options = self._check_batch("vision", request.options, count, size)
         async with self._call(count, size, deadline) as started:
-            outcomes = await self._pipeline.encode_images(map(_source, request.images), deadline)
+            outcomes = await self._pipeline.encode_images(map(_source, request.images))
             answers, finish_ms = finish_outcomes(outcomes, options.output)
         self._count_errors(answers)
         return pb.EncodeImagesResponse(
@@ -70,7 +70,7 @@ class EncoderCore:
         count, size = len(request.texts), request.ByteSize()
         options = self._check_batch("text", request.options, count, size)
         async with self._call(count, size, deadline) as started:
-            outcomes = await self._pipeline.encode_texts(request.texts, options.overflow, deadline)
+            outcomes = await self._pipeline.encode_texts(request.texts, options.overflow)
             answers, finish_ms = finish_outcomes(outcomes, options.output)
         self._count_errors(answers)
         return pb.EncodeTextResponse(
@@ -95,7 +95,7 @@ class EncoderCore:
         done: asyncio.Queue[pb.EncodeStreamResponse | None] = asyncio.Queue()
 
         async def answer(request: pb.EncodeStreamRequest) -> None:
-            done.put_nowait(await self._answer_streamed(request, deadline))
+            done.put_nowait(await self._answer_streamed(request))
 
         async def read() -> None:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as under_way:
@@ -199,7 +199,7 @@ class EncoderCore:
         except Overloaded:
             self._engine.count("calls_overloaded")
             raise
-        except (TimeoutError, DeadlinePassed) as error:
+        except TimeoutError as error:
             self._engine.count("calls_past_deadline")
             raise _call_error(error) from None
         except asyncio.CancelledError:
@@ -218,12 +218,10 @@ class EncoderCore:
             options = self._check_request("vision" if kind == "image" else "text", request.options, size)
             async with self._room.hold_when_free(1, size):
                 if kind == "image":
-                    (outcome,) = await self._pipeline.encode_images([_source(request.image)], deadline)
+                    (outcome,) = await self._pipeline.encode_images([_source(request.image)])
                 else:
-                    (outcome,) = await self._pipeline.encode_texts([request.text], options.overflow, deadline)
+                    (outcome,) = await self._pipeline.encode_texts([request.text], options.overflow)
             (answer,), finish_ms = finish_outcomes([outcome], options.output)
-        except DeadlinePassed:
-            raise
         except EncoderError as error:
             answer, outcome, finish_ms = error, Outcome(started, error=error), 0.0
         self._count_errors([answer])

@@ -67,10 +67,12 @@ class FormulaEngine:
         self.decode_gate = threading.Event()
         self.decode_gate.set()
         self.probe_error: Exception | None = None
+        self.decodes = 0
         self.probes = 0
         self.closed = False
 
     def prepare_image(self, source: bytes | RawPixels) -> Prepared:
+        self.decodes += 1
         assert self.decode_gate.wait(20)
         data = source.data if isinstance(source, RawPixels) else source
         if isinstance(source, RawPixels) and len(data) != source.height * source.width * source.channels:
