@@ -274,12 +274,16 @@ class GetBackendReportRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ...) -> None: ...
 
 class GetBackendReportResponse(_message.Message):
-    __slots__ = ("replicas", "unreachable")
+    __slots__ = ("replicas", "unreachable", "pools", "agreement")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    POOLS_FIELD_NUMBER: _ClassVar[int]
+    AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaReport]
     unreachable: _containers.RepeatedCompositeFieldContainer[PoolError]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., unreachable: _Optional[_Iterable[_Union[PoolError, _Mapping]]] = ...) -> None: ...
+    pools: _containers.RepeatedCompositeFieldContainer[PoolStatus]
+    agreement: _containers.RepeatedCompositeFieldContainer[Agreement]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., unreachable: _Optional[_Iterable[_Union[PoolError, _Mapping]]] = ..., pools: _Optional[_Iterable[_Union[PoolStatus, _Mapping]]] = ..., agreement: _Optional[_Iterable[_Union[Agreement, _Mapping]]] = ...) -> None: ...
 
 class PoolError(_message.Message):
     __slots__ = ("pool", "error")
@@ -288,6 +292,40 @@ class PoolError(_message.Message):
     pool: str
     error: _status_pb2.Status
     def __init__(self, pool: _Optional[str] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+
+class PoolStatus(_message.Message):
+    __slots__ = ("pool", "healthy", "quarantined", "reason", "in_flight", "items_per_second", "fingerprint", "model", "revision")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    HEALTHY_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    healthy: bool
+    quarantined: bool
+    reason: str
+    in_flight: int
+    items_per_second: float
+    fingerprint: str
+    model: str
+    revision: str
+    def __init__(self, pool: _Optional[str] = ..., healthy: _Optional[bool] = ..., quarantined: _Optional[bool] = ..., reason: _Optional[str] = ..., in_flight: _Optional[int] = ..., items_per_second: _Optional[float] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+
+class Agreement(_message.Message):
+    __slots__ = ("pool_a", "pool_b", "tower", "worst_cosine")
+    POOL_A_FIELD_NUMBER: _ClassVar[int]
+    POOL_B_FIELD_NUMBER: _ClassVar[int]
+    TOWER_FIELD_NUMBER: _ClassVar[int]
+    WORST_COSINE_FIELD_NUMBER: _ClassVar[int]
+    pool_a: str
+    pool_b: str
+    tower: Tower
+    worst_cosine: float
+    def __init__(self, pool_a: _Optional[str] = ..., pool_b: _Optional[str] = ..., tower: _Optional[_Union[Tower, str]] = ..., worst_cosine: _Optional[float] = ...) -> None: ...
 
 class ReplicaReport(_message.Message):
     __slots__ = ("pool", "replica", "node", "host", "pid", "tower", "model", "model_revision", "fingerprint", "device", "versions", "backend", "graphs", "self_checks", "startup", "items_per_second", "counters", "compute_dtype", "notes")
