@@ -139,15 +139,14 @@ def _class_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     for key, value in given.items():
-        if key in defaults or key in _HARMLESS or (key in _ONLY_OFF and value in (None, False)):
+        if key in defaults or key in _HARMLESS:
             continue
-        known = key in _ONLY_OFF
-        raise CheckpointError(
-            f"image processor: {key}={value!r} is not supported; set it to false"
-            if known
-            # An unknown setting may well change the pixels, so it is not passed over.
-            else f"image processor: setting {key!r} is not known; remove it if it does not change the pixels"
-        )
+        if key not in _ONLY_OFF:  # it may well change the pixels, so it is not passed over
+            raise CheckpointError(
+                f"image processor: setting {key!r} is not known; remove it if it does not change the pixels"
+            )
+        if value not in (None, False):
+            raise CheckpointError(f"image processor: {key}={value!r} is not supported; set it to false")
 
 
 def _flag(merged: Mapping[str, Any], key: str) -> bool:

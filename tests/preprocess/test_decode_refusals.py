@@ -163,7 +163,7 @@ SMALL_FILES = [file_of(photo(12, 17, mode), name, **options) for name, mode, opt
 LIMITS = DecodeLimits(max_pixels=100_000, max_side=2_000)
 
 
-@settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     which=st.integers(0, len(SMALL_FILES) - 1),
     edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6),

@@ -247,6 +247,16 @@ class TestLoading:
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
         assert TextPipeline.from_folder(folder, 77).describe() != TextPipeline.from_folder(small_folder, 77).describe()
 
+    def test_truncation_and_padding_written_into_the_tokenizer_do_not_count(self, tmp_path: Path) -> None:
+        words = Tokenizer(models.WordLevel({"cat": 0, "dog": 1, "?": 2}, unk_token="?"))
+        words.pre_tokenizer = pre_tokenizers.Whitespace()
+        words.enable_truncation(3)
+        words.enable_padding(length=20, pad_id=2, pad_token="?")
+        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="?").save_pretrained(tmp_path)
+        assert json.loads((tmp_path / "tokenizer.json").read_text())["truncation"]["max_length"] == 3
+        found = TextPipeline.from_folder(tmp_path, 77).encode("cat dog cat dog cat")
+        assert found.input_ids == [0, 1, 0, 1, 0] and found.token_count == 5
+
     def test_a_missing_folder(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="is no folder"):
             TextPipeline.from_folder(tmp_path / "nowhere", 77)
