@@ -40,6 +40,15 @@ class IgnoresCausal(_Wrong):
         return replace(call, is_causal=False)
 
 
+class DropsEveryMask(_Wrong):
+    """What a custom attention name without a mask entry gets from transformers."""
+
+    name = "drops-every-mask"
+
+    def spoilt(self, call: AttentionCall) -> AttentionCall:
+        return replace(call, mask=None, is_causal=False)
+
+
 class WrongScale(_Wrong):
     """The scale of a padded head dim."""
 
@@ -77,5 +86,6 @@ class GoodTwin(_Wrong):
 
 
 WRONG: dict[str, type[_Wrong]] = {
-    kind.name: kind for kind in (DropsMask, IgnoresCausal, WrongScale, MaskIgnoredPast512, UniformAverage, GivesNan)
+    kind.name: kind
+    for kind in (DropsMask, IgnoresCausal, DropsEveryMask, WrongScale, MaskIgnoredPast512, UniformAverage, GivesNan)
 }

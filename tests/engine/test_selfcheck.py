@@ -21,6 +21,7 @@ from tests.engine.misbehaving import WRONG, GoodTwin
 CAUGHT = [
     ("drops-mask", "text"),
     ("ignores-causal", "text"),
+    ("drops-every-mask", "text"),
     ("wrong-scale", "vision"),
     ("wrong-scale", "text"),
     ("mask-ignored-past-512", "text"),
