@@ -23,6 +23,7 @@ from encoder.demo.scenes import (
     siblings,
 )
 
+HARD_NEGATIVES = 3  # relation, things or colours swapped
 HELD_OUT_SEED = 2_000_003  # training draws from [seed, step] pairs; one number alone is another stream
 
 
@@ -33,7 +34,8 @@ class Accuracy:
     singles: float
     singles_seen: float
     singles_unseen: float
-    relations: float
+    relations: float  # among four captions: the true one and HARD_NEGATIVES
+    relations_of_all: float  # among every way to put the two colours, two shapes and a relation together
     counts: float
     relations_unmasked_padded: float
     relations_unmasked: float
@@ -91,7 +93,7 @@ def held_out_singles(per_thing: int, seed: int) -> tuple[list[Scene], list[Image
 
 
 def held_out_relations(number: int, seed: int) -> tuple[list[Image.Image], list[list[str]]]:
-    """Pictures of two things, and for each the four candidate captions of which the first is true."""
+    """Pictures of two things, and for each nine candidate captions (see `relation_candidates`)."""
     rng = np.random.default_rng(seed)
     scenes = []
     for _ in range(number):
@@ -122,10 +124,12 @@ def measure(model: CLIPModel, tokenizer: CLIPTokenizer, scale: int = 1, seed: in
 
     pair_pictures, captions = held_out_relations(256 * scale, seed + 1)
     pairs = embed_pictures(model, pair_pictures)
-    flat = [text for four in captions for text in four]
+    flat = [text for nine in captions for text in nine]
 
-    def relations(rows: torch.Tensor) -> float:
-        return right_first(pairs, rows.view(len(captions), -1, rows.shape[1]))
+    def relations(rows: torch.Tensor, wrong: int = HARD_NEGATIVES) -> float:
+        return right_first(pairs, rows.view(len(captions), -1, rows.shape[1])[:, : 1 + wrong])
+
+    read = embed_texts(model, tokenizer, flat)
 
     count_scenes, count_pictures = held_out_counts(128 * scale, seed + 2)
     numbers = []
@@ -139,7 +143,8 @@ def measure(model: CLIPModel, tokenizer: CLIPTokenizer, scale: int = 1, seed: in
         singles=float(right.mean()),
         singles_seen=float(right[seen].mean()),
         singles_unseen=float(right[~seen].mean()),
-        relations=relations(embed_texts(model, tokenizer, flat)),
+        relations=relations(read),
+        relations_of_all=relations(read, wrong=8),
         counts=right_first(embed_pictures(model, count_pictures), by_number),
         relations_unmasked_padded=relations(embed_texts_unmasked(model, tokenizer, flat, padded=True)),
         relations_unmasked=relations(embed_texts_unmasked(model, tokenizer, flat, padded=False)),

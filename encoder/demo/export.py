@@ -83,7 +83,8 @@ Relations: left, right, above, below.
 Embeddings: {config["projection_dim"]} numbers.
 - Weights: float32, each rounded to a float16 value. Padding has a token of its own, whose embedding was never trained.
 - Trained by `python -m encoder.demo.train`: {training["steps"]} steps of CLIP's contrastive loss on drawn pictures, \
-seed {training["seed"]}, {training["minutes"]} minutes on two CPU cores.
+seed {training["seed"]}, {training["minutes"]} minutes of wall time on two CPU cores shared with other \
+work, {training["processor_minutes"]} minutes of processor time without the drawing.
 
 ## Zero-shot accuracy on held-out pictures
 
@@ -92,7 +93,8 @@ seed {training["seed"]}, {training["minutes"]} minutes on two CPU cores.
 | one coloured shape | all 64 | 1.6 % | {pictures["singles"]} | {shown["singles"]} |
 | … of which combinations seen in training | all 64 | 1.6 % | | {shown["singles_seen"]} |
 | … of which combinations never seen | all 64 | 1.6 % | | {shown["singles_unseen"]} |
-| two things: relation, order and colours | 4 | 25 % | {pictures["relations"]} | {shown["relations"]} |
+| two things: relation, order or colours swapped | 4 | 25 % | {pictures["relations"]} | {shown["relations"]} |
+| … among all ways to put the same words together | 9 | 11.1 % | | {shown["relations_of_all"]} |
 | counts, one to four | 4 | 25 % | {pictures["counts"]} | {shown["counts"]} |
 
 Never seen in training: {unseen}.

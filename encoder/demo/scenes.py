@@ -23,6 +23,7 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "above": ("above", "over"),
     "below": ("below", "under"),
 }
+TURNED = {"left": "above", "right": "below", "above": "left", "below": "right"}
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 
 
@@ -98,23 +99,31 @@ def caption(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def relation_candidates(scene: Scene, rng: np.random.Generator) -> list[str]:
-    """Four captions of a two-thing scene in one wording; the first alone is true.
+    """Nine captions of a two-thing scene in one wording; the first alone is true.
 
-    The wrong ones swap the relation, the two things, or the two colours. All four hold nearly the same words, so
-    only a reader that keeps word order can tell them apart.
+    The next three swap the relation, the two things, or the two colours. The rest swap the two shapes and turn left
+    into above and so on, which makes up every way to put two colours, two shapes and a relation together. All nine
+    hold nearly the same words, so only a reader that keeps word order can tell them apart.
     """
     first, second = scene.things
     relation: str = scene.layout
     if rng.random() < 0.5:
         first, relation, second = second, OPPOSITE[relation], first
     wording, definite = int(rng.integers(6)), bool(rng.random() < 0.3)
+    turned = TURNED[relation]
     painted = replace(first, colour=second.colour), replace(second, colour=first.colour)
-    return [
-        relation_caption(first, relation, second, wording, definite),
-        relation_caption(first, OPPOSITE[relation], second, wording, definite),
-        relation_caption(second, relation, first, wording, definite),
-        relation_caption(painted[0], relation, painted[1], wording, definite),
-    ]
+    told = (
+        (first, relation, second),
+        (first, OPPOSITE[relation], second),
+        (second, relation, first),
+        (painted[0], relation, painted[1]),
+        (painted[1], relation, painted[0]),
+        (first, turned, second),
+        (second, turned, first),
+        (painted[0], turned, painted[1]),
+        (painted[1], turned, painted[0]),
+    )
+    return [relation_caption(a, word, b, wording, definite) for a, word, b in told]
 
 
 def siblings(first: Thing, second: Thing) -> list[Scene]:

@@ -3,103 +3,126 @@
 import argparse
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn.functional import cross_entropy, normalize
 from torch.utils.data import DataLoader, Dataset
-from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+from transformers import CLIPModel, CLIPTokenizer
 
 from encoder.demo import demo_model_path
 from encoder.demo.draw import draw
 from encoder.demo.evaluate import measure
 from encoder.demo.export import export
-from encoder.demo.pixels import normalise, to_pixels
+from encoder.demo.pixels import to_pixels
 from encoder.demo.scenes import caption, training_scenes
-from encoder.demo.tokenizer import CONTEXT, build_tokenizer
+from encoder.demo.tokenizer import build_tokenizer
+from encoder.demo.towers import ALL_PATCHES, SIDE, new_model, training_image_embeddings
 
-SIDE, PATCH, WIDTH, HEADS, PROJECTION = 64, 8, 128, 2, 64
-PAIRS, SINGLES, COUNTS = 16, 48, 32
-LEARNING_RATE, WEIGHT_DECAY, WARMUP = 1e-3, 0.05, 100
+
+@dataclass(frozen=True)
+class Stage:
+    """Some steps of one kind: what a batch shows, and how many patches of a picture the model sees."""
+
+    steps: int
+    pairs: int  # each brings eight pictures: its hard negatives are in the batch
+    singles: int
+    counts: int
+    patches: int
+
+
+# Colours and shapes first, then how two things lie to each other, at last whole pictures as they are served.
+STAGES = (
+    Stage(steps=400, pairs=0, singles=56, counts=24, patches=ALL_PATCHES // 2),
+    Stage(steps=2600, pairs=8, singles=24, counts=16, patches=ALL_PATCHES // 2),
+    Stage(steps=300, pairs=8, singles=24, counts=16, patches=ALL_PATCHES),
+)
+SCHEDULE = [stage for stage in STAGES for _ in range(stage.steps)]
+MUON_RATE, ADAM_RATE, WEIGHT_DECAY, WARMUP, COOLDOWN = 3e-3, 1e-3, 0.05, 50, 0.4
 
 
 class Batches(Dataset[tuple[torch.Tensor, list[str]]]):
     """Batch `step` of pixels, uint8 [N, 3, SIDE, SIDE], and captions; drawn afresh, the same for the same seed."""
 
-    def __init__(self, steps: int, seed: int) -> None:
-        self.steps, self.seed = steps, seed
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
 
     def __len__(self) -> int:
-        return self.steps
+        return len(SCHEDULE)
 
     def __getitem__(self, step: int) -> tuple[torch.Tensor, list[str]]:
-        rng = np.random.default_rng([self.seed, step])
-        scenes = training_scenes(rng, PAIRS, SINGLES, COUNTS)
+        rng, stage = np.random.default_rng([self.seed, step]), SCHEDULE[step]
+        scenes = training_scenes(rng, stage.pairs, stage.singles, stage.counts)
         pixels = torch.stack([to_pixels(draw(scene, rng), SIDE) for scene in scenes])
         return pixels, [caption(scene, rng) for scene in scenes]
 
 
-def new_model(tokenizer: CLIPTokenizer) -> CLIPModel:
-    tower = {
-        "hidden_size": WIDTH,
-        "intermediate_size": 2 * WIDTH,
-        "num_hidden_layers": 4,
-        "num_attention_heads": HEADS,
-        "projection_dim": PROJECTION,
-    }
-    text = {
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": CONTEXT,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,  # the true id: transformers pools at its first place
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    vision = {"image_size": SIDE, "patch_size": PATCH}
-    config = CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=PROJECTION)
-    return CLIPModel(config)
+class Optimizer:
+    """Muon for the layers' matrices, AdamW for the rest.
+
+    Embeddings are not decayed, so that the padding's, which no gradient ever reaches, stays as it was drawn.
+    """
+
+    def __init__(self, model: CLIPModel) -> None:
+        named = dict(model.named_parameters())
+        hidden = [n for n, p in named.items() if p.ndim == 2 and ".layers." in n]
+        decayed = [n for n in named if n.endswith("projection.weight")]
+        kept = [n for n in named if n not in {*hidden, *decayed}]
+        adam_groups = [
+            {"params": [named[n] for n in decayed], "weight_decay": WEIGHT_DECAY},
+            {"params": [named[n] for n in kept], "weight_decay": 0.0},
+        ]
+        self.adam = torch.optim.AdamW(adam_groups, lr=ADAM_RATE, betas=(0.9, 0.98))
+        self.muon = torch.optim.Muon(
+            [named[n] for n in hidden], lr=MUON_RATE, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw"
+        )
+
+    def step(self, share: float) -> None:
+        """Take one step at `share` of the full learning rates, and clear the gradients."""
+        for optimizer, rate in ((self.adam, ADAM_RATE), (self.muon, MUON_RATE)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * share
+            optimizer.step()
+            optimizer.zero_grad()
 
 
-def new_optimizer(model: CLIPModel) -> torch.optim.AdamW:
-    """AdamW that decays matrices alone; embeddings keep their scale, above all the padding's, which never trains."""
-    decayed = [p for n, p in model.named_parameters() if p.ndim > 1 and "embedding" not in n]
-    kept = [p for n, p in model.named_parameters() if p.ndim <= 1 or "embedding" in n]
-    groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": kept, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.98))
+def rate_share(step: int, steps: int) -> float:
+    """The share of the full learning rate: a linear rise, a plateau, and a linear fall over the last COOLDOWN."""
+    return min(1.0, (step + 1) / WARMUP, 0.01 + (steps - step) / (steps * COOLDOWN))
 
 
-def rate(step: int, steps: int) -> float:
-    """The learning rate of a step: a linear warm-up, then half a cosine down to a fiftieth."""
-    if step < WARMUP:
-        return LEARNING_RATE * (step + 1) / WARMUP
-    done = (step - WARMUP) / max(1, steps - WARMUP)
-    return LEARNING_RATE * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+def clip_loss(model: CLIPModel, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    """CLIP's contrastive loss of unit embeddings [N, D], picture i and text i belonging together."""
+    logits = model.logit_scale.exp() * images @ texts.T
+    target = torch.arange(len(logits))
+    return (cross_entropy(logits, target) + cross_entropy(logits.T, target)) / 2
 
 
-def train(model: CLIPModel, tokenizer: CLIPTokenizer, steps: int, seed: int) -> None:
-    """Train in place with CLIP's contrastive loss; every batch holds the hard negatives of its pairs."""
-    optimizer = new_optimizer(model)
+def train(model: CLIPModel, tokenizer: CLIPTokenizer, seed: int, measure_every: int) -> None:
+    """Train `model` in place over the whole schedule, printing the loss as it goes."""
+    optimizer, steps, losses = Optimizer(model), len(SCHEDULE), []
+    start = time.monotonic()
     model.train()
-    start, losses = time.monotonic(), []
-    for step, (pixels, texts) in enumerate(DataLoader(Batches(steps, seed), batch_size=None, num_workers=1)):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(step, steps)
+    for step, (pixels, texts) in enumerate(DataLoader(Batches(seed), batch_size=None, num_workers=1)):
         tokens = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
-        loss = model(tokens.input_ids, normalise(pixels), tokens.attention_mask, return_loss=True).loss
+        rows = model.get_text_features(tokens.input_ids, tokens.attention_mask).pooler_output
+        images = training_image_embeddings(model, pixels, SCHEDULE[step].patches)
+        loss = clip_loss(model, images, normalize(rows, dim=-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(rate_share(step, steps))
         with torch.no_grad():
             model.logit_scale.clamp_(max=math.log(100))  # CLIP's own bound
         losses.append(loss.item())
-        if (step + 1) % 50 == 0:
-            seconds = time.monotonic() - start
-            mean = sum(losses[-50:]) / 50
+        done = step + 1
+        if done % 50 == 0:
+            mean, minutes = sum(losses[-50:]) / 50, (time.monotonic() - start) / 60
             print(
-                f"step {step + 1}/{steps} loss {mean:.4f} scale {model.logit_scale.exp():.1f} {seconds:.0f} s",
-                flush=True,
+                f"step {done}/{steps} loss {mean:.3f} scale {model.logit_scale.exp():.1f} {minutes:.1f} min", flush=True
             )
-        if (step + 1) % 400 == 0:
+        if done % measure_every == 0 and done < steps:
             model.eval()
             print(measure(model, tokenizer), flush=True)
             model.train()
@@ -107,10 +130,12 @@ def train(model: CLIPModel, tokenizer: CLIPTokenizer, steps: int, seed: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo model and export it.")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser = argparse.ArgumentParser(description="Train the demo model, measure it, and write its folder.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="torch threads; one more process draws the pictures")
+    parser.add_argument(
+        "--measure-every", type=int, default=500, help="steps between measurements on held-out pictures"
+    )
     parser.add_argument("--out", type=Path, default=demo_model_path())
     arguments = parser.parse_args()
 
@@ -119,9 +144,13 @@ def main() -> None:
     start = time.monotonic()
     tokenizer = build_tokenizer()
     model = new_model(tokenizer)
-    train(model, tokenizer, arguments.steps, arguments.seed)
-    minutes = (time.monotonic() - start) / 60
-    facts = {"steps": arguments.steps, "seed": arguments.seed, "minutes": round(minutes, 1)}
+    train(model, tokenizer, arguments.seed, arguments.measure_every)
+    facts = {
+        "steps": len(SCHEDULE),
+        "seed": arguments.seed,
+        "minutes": round((time.monotonic() - start) / 60, 1),
+        "processor_minutes": round(time.process_time() / 60, 1),  # of the training process, without the drawing's
+    }
     print(export(model, tokenizer, arguments.out, facts))
 
 
