@@ -24,8 +24,10 @@ from encoder.device import Device, open_device
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
+from encoder.graphs.packing import packed_buckets
+from encoder.graphs.proof import first_line
 from encoder.graphs.registry import choose_runner
-from encoder.graphs.runner import Bucket
+from encoder.graphs.runner import Bucket, GraphLimits
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
 from encoder.models.halves import PictureTower, TextTower
 from encoder.models.tower import Tower, load_tower
@@ -198,36 +200,59 @@ class Engine:
         demoted: list[tuple[str, str]] = []
         while True:
             resolved = resolve_backend(settings, self._device, needs, exclude=tuple(demoted))
-            self._build(settings, resolved, progress)
-            if expected is None:
+            self._build(settings, resolved)
+            fault = self._prepare(expected, progress)
+            if fault is None:
                 return
-            with self._stage(f"self-check {resolved.name}", progress):
-                failed = self._check(expected)
-            if failed is None:
-                return
-            demoted.append((resolved.name, f"self-check failed: {failed.describe()}"))
-            self._notes.append(f"attention backend {resolved.name} was demoted: {failed.describe()}")
+            demoted.append((resolved.name, fault))
+            self._notes.append(f"attention backend {resolved.name} was demoted: {fault}")
             progress(self._notes[-1])
             self._forward.release()
             if resolved.name == FALLBACK:
-                raise SelfCheckFailed(
-                    f"{self.info.name}: no attention backend computes the right vectors: {demoted[-1][1]}"
-                )
+                raise SelfCheckFailed(f"{self.info.name}: no attention backend computes the right vectors: {fault}")
 
-    def _build(self, settings: EngineSettings, resolved: ResolvedBackend, progress: Progress) -> None:
+    def _build(self, settings: EngineSettings, resolved: ResolvedBackend) -> None:
         self._dispatcher = Dispatcher(resolved, strict=settings.strict_backend)
         runner_type, notes = choose_runner(settings.runner, self._device)
         self._notes.extend(note for note in notes if note not in self._notes)
         eager = EagerRunner(self._tower, self._dispatcher, self._device, self._dtype)
         runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype)
-        self._forward = BucketedForward(runner, eager, self._all_buckets(), self._tower.collate, self._length_of)
-        with self._stage(f"capture {runner.name}", progress):
-            self._forward.prepare(self._golden, progress)
+        limits = GraphLimits(settings.max_graphs, settings.graph_memory_bytes)
+        self._forward = BucketedForward(runner, eager, self._all_buckets(), limits)
 
-    def _check(self, expected: np.ndarray) -> CheckResult | None:
-        """The first check that fails, or None; all that were made go into the report."""
-        spec, name = self._tower.spec, self.resolved.name
-        checks = [
+    def _prepare(self, expected: np.ndarray | None, progress: Progress) -> str | None:
+        """Checks attention, captures, checks vectors; gives why this backend cannot serve, or None when it can.
+
+        A backend that raises has failed its proof like one that computes wrong values. Without a proof it raises.
+        """
+        name = self.resolved.name
+        try:
+            failed = None
+            if expected is not None:
+                with self._stage(f"check attention {name}", progress):
+                    failed = self._first_failed(self._attention_checks())
+            if failed is None:
+                with self._stage(f"capture {self._forward.runner_name}", progress):
+                    self._forward.prepare(self._golden, progress)
+            if failed is None and expected is not None:
+                with self._stage(f"self-check {name}", progress):
+                    failed = self._first_failed(self._vector_checks(expected))
+        except EncoderError:
+            raise
+        except Exception as error:
+            if expected is None:
+                raise
+            return f"self-check failed: {type(error).__name__}: {first_line(error)}"
+        return None if failed is None else f"self-check failed: {failed.describe()}"
+
+    def _first_failed(self, checks: list[CheckResult]) -> CheckResult | None:
+        """All that were made go into the report."""
+        self._checks.extend(checks)
+        return next((check for check in checks if not check.passed), None)
+
+    def _attention_checks(self) -> list[CheckResult]:
+        spec = self._tower.spec
+        return [
             check_attention(
                 self._dispatcher, device=self._device.torch_name, dtype=self._dtype,
                 head_dim=head_dim, need=need, tower=spec.tower,
@@ -235,21 +260,21 @@ class Engine:
             for head_dim in sorted(spec.head_dims)
             for need in sorted(spec.mask_needs)
         ]  # fmt: skip
-        needs = "+".join(sorted(spec.mask_needs))
+
+    def _vector_checks(self, expected: np.ndarray) -> list[CheckResult]:
+        spec, needs = self._tower.spec, "+".join(sorted(self._tower.spec.mask_needs))
         alone = [self._forward.run([item]) for item in self._golden]
         runs = {
             "vectors, together": self._forward.run(self._golden),
             "vectors, one by one": (np.concatenate([vectors for vectors, _, _ in alone]), alone[0][1], alone[0][2]),
         }
-        checks += [
+        return [
             check_vectors(
-                vectors, expected, tower=spec.tower, backend=name, runner=runner,
+                vectors, expected, tower=spec.tower, backend=self.resolved.name, runner=runner,
                 dtype=self._dtype_name, mask_need=needs, detail=detail,
             )
             for detail, (vectors, _, runner) in runs.items()
         ]  # fmt: skip
-        self._checks.extend(checks)
-        return next((check for check in checks if not check.passed), None)
 
     def _reference_vectors(self) -> np.ndarray:
         """The golden items through float32 math attention, on the CPU, before the weights are moved or rounded."""
@@ -266,15 +291,13 @@ class Engine:
 
     def _all_buckets(self) -> list[Bucket]:
         longest = self._tower.spec.max_tokens
+        if self._tower.spec.packed:
+            return packed_buckets(longest, self._buckets)
         if not longest:
             return [Bucket(batch) for batch in self._buckets]
         shorter = () if self._tower.spec.fixed_length else TEXT_LENGTH_BUCKETS
         lengths = [length for length in shorter if length < longest] + [longest]
         return [Bucket(batch, length) for batch in self._buckets for length in lengths]
-
-    @staticmethod
-    def _length_of(item: Any) -> int:
-        return len(item.input_ids) if isinstance(item, TokenizedText) else 0
 
     @contextmanager
     def _stage(self, name: str, progress: Progress) -> Iterator[None]:

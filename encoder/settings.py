@@ -55,6 +55,10 @@ class EngineSettings(BaseModel):
     strict_backend: bool = Field(False, description="a call the backend does not take is an error")
     runner: RunnerName = "auto"
     buckets: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 2, 4, 8, 16, 32), min_length=1)
+    max_graphs: int = Field(64, ge=0, description="graphs captured at most, the smaller buckets first")
+    graph_memory_bytes: int | None = Field(
+        None, ge=0, description="device memory that graphs may hold together; empty: what there is"
+    )
     preprocess: PreprocessMode = "torch"
     decode: DecodeSettings = DecodeSettings()
     threads: int | None = Field(None, gt=0, description="CPU threads of the forward; empty: what torch takes")

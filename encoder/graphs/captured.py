@@ -1,4 +1,4 @@
-"""What CUDA and NPU graphs share: static buffers that live with the graph, warm-up, capture, copy-in, clone-out."""
+"""What CUDA and NPU graphs share: static buffers that live with the graph, warm-up, capture, copy-in, copy-out."""
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager
@@ -31,10 +31,13 @@ class Captured:
 class CapturingRunner(GraphRunner):
     """Captures a forward per bucket into one shared memory pool and replays it on fixed addresses."""
 
+    packed = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._captured: dict[Bucket, Captured] = {}
         self._pool: Any = None
+        self._stream: Any = None
 
     @property
     @abstractmethod
@@ -46,8 +49,8 @@ class CapturingRunner(GraphRunner):
         """An empty graph object of the device."""
 
     @abstractmethod
-    def capturing(self, graph: Any, pool: Any, segments: Segments | None) -> AbstractContextManager[Any]:
-        """Inside, what runs is recorded into `graph`, its memory taken from `pool`."""
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+        """Inside, what runs is recorded into `graph` on `stream`, its memory taken from `pool`."""
 
     @abstractmethod
     def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
@@ -58,40 +61,84 @@ class CapturingRunner(GraphRunner):
         """Gives a captured graph what it reads on the host, before a replay."""
 
     def capture(self, bucket: Bucket, inputs: Inputs) -> int:
-        # Buffers are made outside inference mode, so that copies into them are allowed for the life of the graph.
-        static = {name: tensor.clone() for name, tensor in self.to_device(inputs).items()}
-        segments = self.capture_segments(bucket, inputs, static)
-        with torch.inference_mode():
-            for _ in range(WARM_UPS):
-                with attending(self.dispatcher, segments):
-                    self.tower.forward(static)
+        index = self.device.index
+        with self.accelerator.device(index):
+            # Only without cached blocks does the reserved memory tell what a graph holds.
+            self.accelerator.empty_cache()
+            before = self.accelerator.memory_reserved(index)
+            current = self.accelerator.current_stream(index)
+            try:
+                self._captured[bucket] = self._capture(bucket, inputs)
+            except Exception:
+                # torch and torch_npu leave the capture stream current when the end of a capture raises, and the
+                # allocator may think that the pool is still being captured into.
+                self.accelerator.set_stream(current)
+                self._pool = None
+                raise
             self.accelerator.synchronize()
-            before = self.accelerator.memory_reserved()
-            graph = self.new_graph()
-            if self._pool is None:
-                self._pool = self.accelerator.graph_pool_handle()
-            with attending(self.dispatcher, segments) as trace, self.capturing(graph, self._pool, segments):
-                output = self.tower.forward(static)
-            self.accelerator.synchronize()
-        self._captured[bucket] = Captured(graph, static, segments, output, trace)
-        return max(0, int(self.accelerator.memory_reserved() - before))
+            self.accelerator.empty_cache()
+            return max(0, int(self.accelerator.memory_reserved(index) - before))
 
     def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
         captured = self._captured[bucket]
-        with torch.inference_mode():
+        given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
+        wanted = {name: tuple(tensor.shape) for name, tensor in captured.inputs.items()}
+        if given != wanted:  # a copy would broadcast in silence
+            raise ValueError(f"bucket {bucket} was captured with inputs {wanted} and is given {given}")
+        with self.accelerator.device(self.device.index), torch.inference_mode():
             for name, buffer in captured.inputs.items():
                 buffer.copy_(inputs[name], non_blocking=True)
             self.update(captured, inputs)
             captured.graph.replay()
-            # A copy: the next replay writes the same buffer.
-            vectors = captured.output.clone().float().cpu()
+            # A copy in any case: the next replay writes the same buffer.
+            vectors = captured.output.to("cpu", torch.float32, copy=True)
         self.dispatcher.count(captured.trace)
         return vectors, captured.trace
 
     def release(self, bucket: Bucket) -> None:
         """Frees the graph and its buffers."""
-        self.accelerator.synchronize()
-        self._captured.pop(bucket, None)
+        if self._captured.pop(bucket, None) is None:
+            return
+        if not self._captured:
+            self._pool = None  # a pool without graphs is freed, and cannot be used again
+        with self.accelerator.device(self.device.index):
+            self.accelerator.synchronize()
+            self.accelerator.empty_cache()
+
+    def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
+        if self._stream is None:
+            self._stream = self.accelerator.Stream(device=self.device.index)
+        if self._pool is None:
+            self._pool = self.accelerator.graph_pool_handle()
+        # Buffers are made outside inference mode, so that copies into them are allowed for the life of the graph.
+        static = {name: tensor.clone() for name, tensor in self.to_device(inputs).items()}
+        segments = self.capture_segments(bucket, inputs, static)
+        failed: Exception | None = None
+        with torch.inference_mode():
+            self._stream.wait_stream(self.accelerator.current_stream(self.device.index))
+            with self.accelerator.stream(self._stream):
+                for _ in range(WARM_UPS):
+                    with attending(self.dispatcher, segments):
+                        self.tower.forward(static)
+            self.accelerator.synchronize()
+            graph = self.new_graph()
+            try:
+                with (
+                    attending(self.dispatcher, segments) as trace,
+                    self.capturing(graph, self._pool, self._stream, segments),
+                ):
+                    try:
+                        output = self.tower.forward(static)
+                    except Exception as error:
+                        failed = error
+                        raise
+            except Exception as error:
+                try:
+                    # The end of a spoilt capture raises as well; what spoilt it is what helps.
+                    raise failed or error from None
+                finally:
+                    failed = None  # else it would keep this frame, and so the buffers, alive
+        return Captured(graph, static, segments, output, trace)
 
 
 def host_boundaries(inputs: Inputs) -> tuple[int, ...] | None:

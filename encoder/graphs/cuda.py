@@ -28,8 +28,10 @@ class CudaGraphRunner(CapturingRunner):
     def new_graph(self) -> torch.cuda.CUDAGraph:
         return torch.cuda.CUDAGraph()
 
-    def capturing(self, graph: Any, pool: Any, segments: Segments | None) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.graph(graph, pool=pool)
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = torch.cuda.graph(
+            graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+        )
         return context
 
     def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:

@@ -13,6 +13,7 @@ class EagerRunner(GraphRunner):
     """No graph: every forward is dispatched operator by operator."""
 
     name = "eager"
+    packed = True
 
     @classmethod
     def unavailable(cls, device: Device) -> str | None:

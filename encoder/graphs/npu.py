@@ -4,10 +4,12 @@ A captured call with lengths waits for an event that only `update()` records: a 
 (torch_npu 2.13, `NPUGraph`). Calls without lengths, as for pictures of one size, are captured plainly.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from encoder.attention.backend import Segments
 from encoder.device import Device
@@ -20,6 +22,10 @@ class NpuGraphRunner(CapturingRunner):
     """One graph a bucket; each takes streams of the device, of which there are about 2048."""
 
     name = "npu"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._update_stream: Any = None
 
     @classmethod
     def unavailable(cls, device: Device) -> str | None:
@@ -34,18 +40,34 @@ class NpuGraphRunner(CapturingRunner):
         return torch.npu  # type: ignore[attr-defined]
 
     def new_graph(self) -> Any:
-        return self.accelerator.NPUGraph()
+        graph = self.accelerator.NPUGraph()
+        if self._update_stream is None:
+            self._update_stream = self.accelerator.Stream(device=self.device.index)
+        # torch_npu makes one update stream for the process, on the device that had the first graph.
+        graph.graph_dispatch_mode.update_stream = self._update_stream
+        return graph
 
-    def capturing(self, graph: Any, pool: Any, segments: Segments | None) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.accelerator.graph(
-            graph, pool=pool, auto_dispatch_capture=segments is not None
-        )
-        return context
+    @contextmanager
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> Iterator[None]:
+        try:
+            with self.accelerator.graph(
+                graph,
+                pool=pool,
+                stream=stream,
+                auto_dispatch_capture=segments is not None,
+                capture_error_mode="thread_local",
+            ):
+                yield
+        finally:
+            # torch_npu 2.13 leaves its mode active when the end of a capture raises.
+            mode = graph.graph_dispatch_mode
+            if any(active is mode for active in _get_current_dispatch_mode_stack()):
+                mode.__exit__(None, None, None)
 
     def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
         if BOUNDARIES not in static:
             return None
-        return Segments(static[BOUNDARIES], host_boundaries(inputs), bucket.max_length)
+        return Segments(static[BOUNDARIES], host_boundaries(inputs), bucket.max_length, replayed=True)
 
     def update(self, captured: Captured, inputs: Inputs) -> None:
         boundaries = host_boundaries(inputs)

@@ -21,7 +21,7 @@ class Bucket:
     """A captured size.
 
     Fixed-size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures). Packed: `tokens` in
-    all, up to `segments` of them apart, none longer than `max_length`; `batch` is then the items that fit at most.
+    all, in up to `segments` pieces, none longer than `max_length`, padding included; at most `batch` of them are items.
     """
 
     batch: int
@@ -48,7 +48,10 @@ class Bucket:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """What is known of one bucket; times in milliseconds, memory in bytes."""
+    """What is known of one bucket; times in milliseconds, memory in bytes.
+
+    `serves`: whether batches of this size can be run at all, by the graph or eager.
+    """
 
     runner: str
     bucket: Bucket
@@ -60,12 +63,23 @@ class GraphRecord:
     memory_bytes: int = 0
     replay_ms: float = 0.0
     eager_ms: float = 0.0
+    serves: bool = True
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """How many graphs are captured at most, and how much device memory they may hold together, in bytes; None: all."""
+
+    max_graphs: int = 64
+    memory_bytes: int | None = None
 
 
 class GraphRunner(ABC):
     """Owns the forwards of one tower on one device; called from one thread."""
 
     name: ClassVar[str]
+    # Whether it serves packed batches, whose boundaries change from run to run.
+    packed: ClassVar[bool] = False
 
     def __init__(self, tower: Tower[Any], dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> None:
         self.tower = tower
@@ -84,7 +98,10 @@ class GraphRunner(ABC):
 
     @abstractmethod
     def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
-        """Vectors float32 [bucket.batch, D] on the host, owned by the caller, and what the attention calls did."""
+        """Vectors float32 [n, D] on the host, owned by the caller, and what the attention calls did.
+
+        A row for each of the bucket's items, or, packed, for each of its segments.
+        """
 
     @abstractmethod
     def release(self, bucket: Bucket) -> None:

@@ -43,6 +43,9 @@ class TextTower(Tower[TokenizedText]):
             inputs["attention_mask"] = torch.from_numpy(batch.attention_mask).bool()[:, None, None, :]
         return inputs
 
+    def length_of(self, item: TokenizedText) -> int:
+        return len(item.input_ids)
+
     def golden_items(self) -> list[TokenizedText]:
         encode = partial(self.pipeline.encode, overflow="truncate")
         return [encode(text) for text in golden_texts()]

@@ -23,6 +23,7 @@ class TowerSpec:
 
     `max_tokens`: longest text with special tokens, 0 for vision; with `fixed_length` every text has it.
     `logit_scale`: what cosines are multiplied by before a softmax over labels, 0 when the model has learned none.
+    `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
     """
 
     family: str
@@ -33,12 +34,18 @@ class TowerSpec:
     max_tokens: int = 0
     fixed_length: bool = False
     logit_scale: float = 0.0
+    packed: bool = False
 
 
 class Tower(ABC, Generic[Item]):
     """One tower of one checkpoint with its preprocessing.
 
     `module` holds the weights, loaded in float32 on the CPU with the project's attention name.
+
+    A packed tower (`spec.packed`) keeps to this: `length_of` is an item's token count; `collate` gives the items one
+    after the other, tensors [T, ...] and `cu_seqlens` int32 [n + 1], cumulative from 0 to T, and is asked for no
+    length; `forward` gives a vector for each segment, [n, dimensions], attends by the segments that the dispatcher
+    holds, and bears segments of zeros (filler) and of no token, whose vectors nobody reads.
     """
 
     spec: TowerSpec
@@ -47,6 +54,10 @@ class Tower(ABC, Generic[Item]):
     @abstractmethod
     def collate(self, items: Sequence[Item], *, length: int | None = None) -> dict[str, torch.Tensor]:
         """Host tensors of a batch, first dimension the batch; texts padded to `length` tokens, or the longest."""
+
+    def length_of(self, item: Item) -> int:
+        """Tokens of an item, by which its bucket is chosen; 0 where all items have one size, as pictures do."""
+        return 0
 
     @abstractmethod
     def forward(self, inputs: Inputs) -> torch.Tensor:

@@ -1,0 +1,255 @@
+"""Makes every bucket ready before the first request, and proves it: a graph must give what eager gives.
+
+A graph knows addresses and baked-in values, so what it was captured with proves nothing. Each bucket is replayed with
+two batches it has not seen, all buckets once from small to large and once back, and at the end no vector that an
+earlier replay gave may have changed. A packed bucket sees other boundaries each time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from encoder.attention.backend import dtype_name
+from encoder.errors import EncoderError
+from encoder.graphs.batches import bucket_inputs, fits
+from encoder.graphs.eager import EagerRunner
+from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
+from encoder.models.tower import Inputs
+from encoder.outputs import normalize_rows
+from encoder.selfcheck import compare_rows
+
+# dtype: (least cosine, greatest absolute error on vectors of length 1) of a replay against eager
+GRAPH_THRESHOLDS = {"float32": (0.999999, 1e-5), "bfloat16": (0.9999, 1e-2), "float16": (0.9999, 1e-2)}
+SLOWER_THAN_EAGER = 1.10
+TIMED_AGAIN = 3
+MIB = 1024 * 1024
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Places of samples that make a batch, its inputs for the graph, and what eager says of them, [n, D]."""
+
+    places: tuple[int, ...]
+    inputs: Inputs
+    expected: np.ndarray
+
+
+class BucketProof:
+    """Captures and proves the buckets of `records`, and notes there what came out. One use, at start."""
+
+    def __init__(
+        self,
+        runner: GraphRunner,
+        eager: EagerRunner,
+        records: dict[Bucket, GraphRecord],
+        samples: Sequence[Any],
+        progress: Progress,
+    ) -> None:
+        self._runner = runner
+        self._eager = eager
+        self._records = records
+        self._samples = samples
+        self._lengths = [runner.tower.length_of(item) for item in samples]
+        self._progress = progress
+        self._given: list[tuple[Bucket, np.ndarray, np.ndarray]] = []
+
+    def run(self, limits: GraphLimits) -> None:
+        """Raises EncoderError, as a strict backend does, and RuntimeError when not even eager serves any bucket."""
+        if self._runner.name == self._eager.name:
+            self._leave_eager(self._records, "no graphs here")
+        else:
+            self._capture_all(limits)
+            first: dict[Bucket, Trial] = {}
+            for bucket in self._ready():
+                self._progress(f"prove {self._runner.name} {bucket}")
+                trial = self._trial(bucket, self._places(bucket, 0))
+                if trial is not None:
+                    first[bucket] = trial
+                    self._prove(bucket, trial)
+            for bucket in reversed(self._ready()):
+                trial = self._second(bucket, first[bucket])
+                if trial is not None:
+                    self._prove(bucket, trial)
+                    self._compare_speed(bucket, first[bucket])
+            self._hold_to_what_was_given()
+        self._time_eager()
+
+    def _capture_all(self, limits: GraphLimits) -> None:
+        """The largest first, whose memory the smaller ones then share; but too many graphs are the larger ones."""
+        if not self._runner.packed:
+            packed = [bucket for bucket in self._records if bucket.packed]
+            self._leave_eager(packed, f"graph runner {self._runner.name} takes no packed batches")
+        self._leave_eager(
+            [bucket for bucket in self._records if not self._places(bucket, 0)], "no golden item is small enough for it"
+        )
+        self._leave_eager(
+            self._ready()[limits.max_graphs :],
+            f"max_graphs allows {limits.max_graphs} graphs, and there are smaller ones",
+        )
+        held = 0
+        for bucket in reversed(self._ready()):
+            self._capture(bucket)
+            record = self._records[bucket]
+            if record.state != "ready":
+                continue
+            if limits.memory_bytes is not None and held + record.memory_bytes > limits.memory_bytes:
+                self._runner.release(bucket)
+                self._leave_eager(
+                    [bucket],
+                    f"its graph takes {record.memory_bytes / MIB:.1f} MiB, and graph_memory_bytes leaves "
+                    f"{(limits.memory_bytes - held) / MIB:.1f} MiB",
+                )
+                self._note(bucket, memory_bytes=0)
+                continue
+            held += record.memory_bytes
+
+    def _capture(self, bucket: Bucket) -> None:
+        self._progress(f"capture {self._runner.name} {bucket}")
+        places = self._places(bucket, 2)
+        inputs = self._inputs(bucket, places[:1] if bucket.packed else places)
+        started = time.perf_counter()
+        try:
+            memory = self._runner.capture(bucket, inputs)
+        except EncoderError:
+            raise
+        except Exception as error:  # whatever a device raises at capture: this bucket is served eager, and says why
+            backend = self._runner.dispatcher.resolved.name
+            self._leave_eager([bucket], f"capture with attention backend {backend!r} failed: {first_line(error)}")
+            self._progress(f"{bucket}: {self._records[bucket].reason}")
+            return
+        self._note(bucket, capture_ms=(time.perf_counter() - started) * 1e3, memory_bytes=memory)
+
+    def _second(self, bucket: Bucket, first: Trial) -> Trial | None:
+        """Other inputs. Packed: the same items backwards, so that the token count stays and the boundaries do not."""
+        places = self._places(bucket, 1)
+        if bucket.packed:
+            backwards = first.places[::-1]
+            moved = [self._lengths[i] for i in backwards] != [self._lengths[i] for i in first.places]
+            places = backwards if moved else places[:-1] or places
+        if set(places) <= set(first.places):  # items do not know of each other: one eager run answers for every order
+            rows = [first.places.index(place) for place in places]
+            return Trial(places, self._inputs(bucket, places), first.expected[rows])
+        return self._trial(bucket, places)
+
+    def _places(self, bucket: Bucket, start: int) -> tuple[int, ...]:
+        """Samples that fill a bucket, round and round from the one at `start`; none when none fits."""
+        fitting = [place for place, length in enumerate(self._lengths) if fits(bucket, [length])]
+        places: list[int] = []
+        while fitting:
+            place = fitting[(start + len(places)) % len(fitting)]
+            if not fits(bucket, [self._lengths[i] for i in (*places, place)]):
+                break
+            places.append(place)
+        return tuple(places)
+
+    def _inputs(self, bucket: Bucket, places: Sequence[int]) -> Inputs:
+        return bucket_inputs(self._runner.tower, [self._samples[place] for place in places], bucket)
+
+    def _eager_inputs(self, bucket: Bucket, places: Sequence[int]) -> Inputs:
+        """What eager would be given for these items: packed batches have no filler then."""
+        if bucket.packed:
+            return self._runner.tower.collate([self._samples[place] for place in places])
+        return self._inputs(bucket, places)
+
+    def _trial(self, bucket: Bucket, places: tuple[int, ...]) -> Trial | None:
+        """With eager's answer; None, and the bucket serves no more, when eager has none: most likely memory."""
+        try:
+            expected, eager_ms = timed(self._eager, bucket, self._eager_inputs(bucket, places))
+        except EncoderError:
+            raise
+        except Exception as error:
+            reason = self._records[bucket].reason
+            self._disable(bucket, f"{reason}{reason and '; '}eager fails at this size: {first_line(error)}")
+            self._note(bucket, serves=False)
+            return None
+        known = self._records[bucket].eager_ms
+        self._note(bucket, eager_ms=min(eager_ms, known or eager_ms))
+        return Trial(places, self._inputs(bucket, places), expected)
+
+    def _prove(self, bucket: Bucket, trial: Trial) -> None:
+        """One replay; the quickest of all is what is reported."""
+        try:
+            replayed, replay_ms = timed(self._runner, bucket, trial.inputs)
+        except Exception as error:  # a replay that fails at start would fail later as well
+            self._disable(bucket, f"replay failed: {first_line(error)}")
+            return
+        found = replayed[: len(trial.places)]
+        fault = self._fault(found, trial.expected)
+        if fault is not None:
+            self._disable(bucket, f"replay differs from eager: {fault}")
+            return
+        known = self._records[bucket].replay_ms
+        self._note(bucket, replay_ms=min(replay_ms, known or replay_ms))
+        self._given.append((bucket, found, trial.expected))
+
+    def _fault(self, found: np.ndarray, expected: np.ndarray) -> str | None:
+        if found.shape != expected.shape:
+            return f"shape {found.shape}, not {expected.shape}"
+        cosine, error = compare_rows(normalize_rows(found), normalize_rows(expected))
+        least, most = GRAPH_THRESHOLDS[dtype_name(self._runner.dtype)]
+        return None if cosine >= least and error <= most else f"cosine {cosine:.6f}, max error {error:.1e}"
+
+    def _hold_to_what_was_given(self) -> None:
+        """A vector belongs to who asked for it: a later replay that writes into it has handed out its own buffer."""
+        for bucket, found, expected in self._given:
+            fault = self._fault(found, expected)
+            if fault is not None and self._records[bucket].state == "ready":
+                self._disable(bucket, f"a later replay changed vectors that were given away: {fault}")
+
+    def _compare_speed(self, bucket: Bucket, trial: Trial) -> None:
+        """A single measurement may be disturbed, so before a bucket is disabled both are timed again."""
+        for _ in range(TIMED_AGAIN):
+            record = self._records[bucket]
+            if record.state != "ready" or record.replay_ms <= record.eager_ms * SLOWER_THAN_EAGER:
+                return
+            replay_ms = timed(self._runner, bucket, trial.inputs)[1]
+            eager_ms = timed(self._eager, bucket, self._eager_inputs(bucket, trial.places))[1]
+            self._note(bucket, replay_ms=min(record.replay_ms, replay_ms), eager_ms=min(record.eager_ms, eager_ms))
+        record = self._records[bucket]
+        if record.replay_ms > record.eager_ms * SLOWER_THAN_EAGER:
+            self._disable(bucket, f"replay takes {record.replay_ms:.1f} ms, eager {record.eager_ms:.1f} ms")
+
+    def _time_eager(self) -> None:
+        """Runs once what will be served eager: its first request then finds it warm, or it is known not to serve."""
+        for bucket, record in list(self._records.items()):
+            places = self._places(bucket, 0)
+            if record.state == "eager" and places:
+                self._progress(f"warm up {bucket}")
+                self._trial(bucket, places)
+        if not any(record.serves for record in self._records.values()):
+            smallest = next(iter(self._records.values()))
+            raise RuntimeError(f"no batch can be run, not even {smallest.bucket}: {smallest.reason}")
+
+    def _ready(self) -> list[Bucket]:
+        """Smallest first."""
+        return [bucket for bucket, record in self._records.items() if record.state == "ready"]
+
+    def _leave_eager(self, buckets: Sequence[Bucket] | dict[Bucket, GraphRecord], reason: str) -> None:
+        for bucket in buckets:
+            self._note(bucket, state="eager", reason=reason)
+
+    def _disable(self, bucket: Bucket, reason: str) -> None:
+        self._note(bucket, state="disabled", reason=reason)
+        self._progress(f"{bucket}: {reason}")
+        self._runner.release(bucket)
+
+    def _note(self, bucket: Bucket, **known: Any) -> None:
+        self._records[bucket] = replace(self._records[bucket], **known)
+
+
+def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[np.ndarray, float]:
+    """The vectors of one run, not copied, and its milliseconds."""
+    started = time.perf_counter()
+    vectors, _ = runner.run(bucket, inputs)
+    return vectors.numpy(), (time.perf_counter() - started) * 1e3
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
