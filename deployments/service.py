@@ -206,9 +206,7 @@ class EncoderCore:
             self._engine.count("calls_cancelled")
             raise
 
-    async def _answer_streamed(
-        self, request: pb.EncodeStreamRequest, deadline: float | None
-    ) -> pb.EncodeStreamResponse:
+    async def _answer_streamed(self, request: pb.EncodeStreamRequest) -> pb.EncodeStreamResponse:
         started, size = time.monotonic(), request.ByteSize()
         answer: FinishedVector | EncoderError
         try:
