@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.image_transforms import center_crop, get_resize_output_image_size, get_size_with_aspect_ratio
 from transformers.image_utils import ChannelDimension, get_image_size_for_max_height_width
@@ -17,6 +17,7 @@ def _array(height: int, width: int) -> np.ndarray:
     return np.broadcast_to(np.uint8(0), (3, height, width))
 
 
+@settings(deadline=None)
 @given(height=SIDES, width=SIDES, size=st.integers(1, 600))
 @example(height=1666, width=2023, size=336)
 @example(height=2023, width=1666, size=336)
@@ -32,6 +33,7 @@ def test_the_order_of_multiplying_and_dividing_matters() -> None:
     assert Resize("shortest", 336, 336).target(1666, 2023) == (336, 408)
 
 
+@settings(deadline=None)
 @given(height=SIDES, width=SIDES, size=st.integers(10, 600), more=st.integers(0, 600))
 def test_shortest_capped(height: int, width: int, size: int, more: int) -> None:
     expected = get_size_with_aspect_ratio((height, width), size, size + more)
@@ -39,6 +41,7 @@ def test_shortest_capped(height: int, width: int, size: int, more: int) -> None:
         assert Resize("shortest_capped", size, size, size + more).target(height, width) == expected
 
 
+@settings(deadline=None)
 @given(height=SIDES, width=SIDES, max_height=st.integers(1, 600), max_width=st.integers(1, 600))
 def test_within(height: int, width: int, max_height: int, max_width: int) -> None:
     expected = get_image_size_for_max_height_width((height, width), max_height, max_width)
