@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import socket
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -56,6 +57,8 @@ class PoolReplica:
                 f"application {context.app_name!r} runs a pool named {self._settings.name!r}: give both one name, "
                 "since calls find their pool by it"
             )
+        # Pillow tells stderr of each corrupt EXIF block; a filter for one request would not be thread-safe.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         self._core: EncoderCore = await self._start()
 
     async def EncodeImages(

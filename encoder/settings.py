@@ -23,7 +23,7 @@ class DecodeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_image_bytes: int = Field(32 * MIB, gt=0)
-    max_pixels: int = Field(64_000_000, gt=0)
+    max_pixels: int = Field(64_000_000, gt=0, le=178_956_970, description="Pillow itself takes no more")
     max_side: int = Field(32_768, gt=0)
     apply_exif_orientation: bool = True
     background: tuple[int, int, int] = (255, 255, 255)
