@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from deployments.router.failures import deadline_passed
-from deployments.router.settings import DeadlineSettings
+from deployments.router.sections import DeadlineSettings
+from deployments.router.tokens.quota import Quota
 
 REQUEST_ID_METADATA = "x-request-id"
 # The key under which Ray Serve takes a request's id over into its own logs.
@@ -16,6 +17,8 @@ SERVE_REQUEST_ID_METADATA = "request_id"
 APPLICATION_METADATA = "application"
 # Serve hands no deadline on to a replica, so the remaining milliseconds travel as metadata (see deployments/wire.py).
 TIMEOUT_METADATA = "x-encoder-timeout-ms"
+# A caller's wish for a second call when the first one takes so many milliseconds.
+HEDGE_METADATA = "x-hedge-after-ms"
 # W3C trace context (https://www.w3.org/TR/trace-context/). Nothing else of the client's metadata goes on.
 PASSED_ON = frozenset({"traceparent", "tracestate"})
 
@@ -29,7 +32,8 @@ Metadata = tuple[tuple[str, str], ...]
 class Call:
     """One call of a client, or one item of its stream.
 
-    `deadline` is a time of `time.monotonic()`. What the router did is noted here for the log: pools, attempts, sizes.
+    `deadline` is a time of `time.monotonic()`. `hedge_after_s`: what the caller asked for. What the router did is noted
+    here for the log: pools, attempts, sizes.
     """
 
     method: str
@@ -37,6 +41,8 @@ class Call:
     deadline: float
     metadata: Metadata
     peer: str = ""
+    quota: Quota = field(default_factory=Quota)
+    hedge_after_s: float | None = None
     started: float = field(default_factory=time.monotonic)
     pool: str = ""
     attempts: int = 0
@@ -54,7 +60,7 @@ class Call:
     def for_item(self, default_s: float) -> "Call":
         """The call of one item of this stream: its own notes, and its own deadline within the stream's."""
         deadline = min(self.deadline, time.monotonic() + default_s)
-        return Call(self.method, self.request_id, deadline, self.metadata, self.peer)
+        return Call(self.method, self.request_id, deadline, self.metadata, self.peer, self.quota, self.hedge_after_s)
 
     def metadata_for(self, pool: str, timeout_s: float) -> Metadata:
         """The metadata of a call to `pool` that may take `timeout_s`."""
@@ -68,7 +74,7 @@ class Call:
 def open_call(
     method: str, context: grpc.aio.ServicerContext, settings: DeadlineSettings, endless: bool = False
 ) -> Call:
-    """Reads id, deadline and trace context of a call that came in.
+    """Reads id, deadline, trace context and wishes of a call that came in.
 
     Without a deadline of the client's the default holds, or none at all when the call is `endless` (a stream).
     """
@@ -80,16 +86,36 @@ def open_call(
         # Of a very short time, half is left for the pool.
         deadline = now + max(given - settings.margin_s, given / 2)
     request_id = ""
+    hedge_after_s = None
     passed_on = []
     for key, value in context.invocation_metadata() or ():
         if not isinstance(value, str):
             continue
         if key == REQUEST_ID_METADATA and not request_id and _USABLE_ID.fullmatch(value):
             request_id = value
+        elif key == HEDGE_METADATA:
+            hedge_after_s = _seconds(value)
         elif key in PASSED_ON and len(value) <= MAX_PASSED_ON_CHARACTERS:
             passed_on.append((key, value))
     request_id = request_id or new_request_id()
-    return Call(method, request_id, deadline, (*id_metadata(request_id), *passed_on), context.peer(), now)
+    return Call(
+        method,
+        request_id,
+        deadline,
+        (*id_metadata(request_id), *passed_on),
+        context.peer(),
+        hedge_after_s=hedge_after_s,
+        started=now,
+    )
+
+
+def _seconds(milliseconds: str) -> float | None:
+    """What is no positive number is no wish: the call can be served without it."""
+    try:
+        seconds = float(milliseconds) / 1e3
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None
 
 
 def id_metadata(request_id: str) -> Metadata:

@@ -1,4 +1,4 @@
-"""Reads of a request what the router needs, its options and how many items it has, and leaves the payload alone.
+"""Reads of a message what the router needs, such as options and how many items there are, and leaves the rest alone.
 
 A request of 64 MiB is skipped over, not copied: only tags and lengths of the outermost message are read
 (https://protobuf.dev/programming-guides/encoding). What lies deeper is the pool's to judge.
@@ -18,7 +18,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 # Field numbers of encoder.v1: EncodeImagesRequest and EncodeTextRequest number theirs alike.
 _REQUEST_OPTIONS, _REQUEST_ITEMS = 1, 2
 _STREAM_ID, _STREAM_OPTIONS, _STREAM_IMAGE, _STREAM_TEXT = 1, 2, 3, 4
-_RESPONSE_RESULTS = 1
+_RESPONSE_RESULTS, _RESPONSE_PROVENANCE = 1, 2
 _RESULT_EMBEDDING, _RESULT_ERROR = 1, 2
 
 _OPTIONS_TAG = bytes([_REQUEST_OPTIONS << 3 | _BYTES])
@@ -105,6 +105,30 @@ def first_outcome(response: bytes) -> Literal["embedding", "error", "none"]:
     except MalformedRequest:
         pass
     return "none"
+
+
+def read_provenance(response: bytes) -> pb.Provenance:
+    """Where an EncodeImagesResponse or EncodeTextResponse comes from; empty where it does not say."""
+    found: list[bytes] = []
+    try:
+        for number, wire_type, start, end in _fields(response):
+            if number == _RESPONSE_PROVENANCE and wire_type == _BYTES:
+                found.append(response[start:end])
+        return pb.Provenance.FromString(b"".join(found))
+    except (MalformedRequest, DecodeError):
+        return pb.Provenance()
+
+
+def strings_of(message: bytes, field_number: int) -> list[str]:
+    """The values of a repeated string field of any message; raises MalformedRequest."""
+    try:
+        return [
+            message[start:end].decode("utf-8")
+            for number, wire_type, start, end in _fields(message)
+            if number == field_number and wire_type == _BYTES
+        ]
+    except UnicodeDecodeError:
+        raise MalformedRequest(f"field {field_number} is not UTF-8") from None
 
 
 def _envelope(options: bytes, items: int) -> Envelope:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
@@ -46,6 +47,14 @@ _CONNECTION_LOST = re.compile(
     r"|http2 header with status: 5\d\d",
     re.IGNORECASE,
 )
+# Of these, what ends a call that was under way: the replica, or what stood before it, may have died of it.
+_LOST_UNDER_WAY = re.compile(
+    r"RST_STREAM|Connection reset|Broken pipe|Socket closed|Stream removed|recvmsg|sendmsg"
+    r"|http2 header with status: 50[02]",
+    re.IGNORECASE,
+)
+# REFUSED_STREAM: nothing was done for the call (RFC 9113, section 7).
+_NOT_BEGUN = re.compile(r"failed to connect|Connection refused|RST_STREAM with error code 7\b|GOAWAY", re.IGNORECASE)
 _NO_APPLICATION = re.compile(r"Application .{0,160}not (?:found|set)|ListApplications", re.DOTALL)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _UNREADABLE = re.compile(r"Exception deserializing request|Failed to parse", re.IGNORECASE)
@@ -87,19 +96,30 @@ class RouterError(Exception):
 class PoolFailure:
     """How one call to a pool failed.
 
-    `retryable`: another try may succeed. `doubtful`: it speaks against the pool, which should be probed.
-    `retry_after_s`: what the pool asked for. `cause`: for the log; addresses are kept, what a caller sent is not.
+    `retryable`: another try may succeed. `doubtful`: it speaks against the pool, which should be probed. `died`: the
+    replica was lost while it worked on the call. `retry_after_s`: what the pool asked for. `cause`: for the log;
+    addresses are kept, what a caller sent is not.
     """
 
     error: RouterError
     retryable: bool
     doubtful: bool
+    died: bool
     retry_after_s: float
     cause: str
 
 
 def refused(refusal: Refusal) -> RouterError:
     return RouterError(refusal.code, refusal.message)
+
+
+def with_retry_delay(code: grpc.StatusCode, message: str, delay_s: float) -> status_pb2.Status:
+    """A status with google.rpc.RetryInfo."""
+    delay = duration_pb2.Duration()
+    delay.FromMilliseconds(max(1, round(delay_s * 1e3)))
+    packed = any_pb2.Any()
+    packed.Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status_pb2.Status(code=code.value[0], message=message, details=[packed])
 
 
 def deadline_passed(pool: str | None) -> RouterError:
@@ -120,7 +140,12 @@ def read_failure(error: grpc.aio.AioRpcError, pool: str, address: str) -> PoolFa
     # A full queue says nothing against the pool; a deadline may have been too short, but may also be a hung pool.
     doubtful = code in (_Code.UNAVAILABLE, _Code.INTERNAL, _Code.DEADLINE_EXCEEDED)
     return PoolFailure(
-        RouterError(code, message, kept), retryable, doubtful, _retry_delay_s(rich), _cause(error.code(), details)
+        RouterError(code, message, kept),
+        retryable,
+        doubtful,
+        _died(code, details),
+        _retry_delay_s(rich),
+        _cause(error.code(), details),
     )
 
 
@@ -147,6 +172,13 @@ def _meaning(code: grpc.StatusCode, details: str, pool: str, address: str) -> tu
         return _Code.INVALID_ARGUMENT, "the request cannot be parsed: it is no valid message of its kind", False
     said = clean(details, address)
     return _Code.INTERNAL, f"pool {pool!r} failed" + (f": {said}" if said else ""), False
+
+
+def _died(code: grpc.StatusCode, details: str) -> bool:
+    """Whether a replica was lost while it worked on the call; `code` is what the client is told."""
+    if code is not _Code.UNAVAILABLE or _NOT_BEGUN.search(details):
+        return False
+    return bool(_REPLICA_DIED.search(details) or _LOST_UNDER_WAY.search(details))
 
 
 def _cause(code: grpc.StatusCode, details: str) -> str:

@@ -1,33 +1,37 @@
 """Sends one encoding request to a pool, and to another one when that fails in a way that another try may mend."""
 
 import asyncio
-import logging
 import random
+from dataclasses import replace
 
 import grpc
 
+from deployments.router.attempts import AttemptFailed, Attempts, Load
 from deployments.router.calls import Call
 from deployments.router.envelope import Envelope, MalformedRequest, read_request
-from deployments.router.failures import PoolFailure, RouterError, read_failure, refused
-from deployments.router.logs import log_event
+from deployments.router.failures import PoolFailure, RouterError, refused
+from deployments.router.hedge import hedge_after_s, race
 from deployments.router.metrics import Metrics
-from deployments.router.pick import ITEM_WORDS, Refusal, Wanted, pick
+from deployments.router.pick import ITEM_WORDS, Refusal, Rules, Wanted, pick
+from deployments.router.poison import MAX_DEATHS, PoisonLog, deadly
 from deployments.router.pools import Pool, PoolSet
+from deployments.router.quarantine import Quarantine
 from deployments.router.retries import RetryBudget, pause_s
 from deployments.router.settings import RouterSettings
 from encoder.settings import TowerName
-
-logger = logging.getLogger(__name__)
 
 
 class Forwarder:
     """Routes encoding requests. The request's bytes go on as they came, and the answer's come back as they are."""
 
-    def __init__(self, pools: PoolSet, settings: RouterSettings, metrics: Metrics) -> None:
+    def __init__(self, pools: PoolSet, quarantine: Quarantine, settings: RouterSettings, metrics: Metrics) -> None:
         self._pools = pools
         self._settings = settings
         self._metrics = metrics
+        self._attempts = Attempts(quarantine, metrics)
+        self._rules = Rules(settings.default_model, settings.masks, growing=settings.discovery is not None)
         self._budget = RetryBudget(settings.retry)
+        self._poison = PoisonLog(settings.retry.poison_memory_s)
         self._chance = random.Random()
 
     async def forward(self, tower: TowerName, request: bytes, call: Call) -> bytes:
@@ -42,63 +46,74 @@ class Forwarder:
         if envelope.items == 0:
             items = ITEM_WORDS[tower]
             raise RouterError(grpc.StatusCode.INVALID_ARGUMENT, f"the request has no {items}: send at least one")
+        call.quota.spend_items(envelope.items)
         return await self.send(tower, request, envelope, call)
 
     async def send(self, tower: TowerName, request: bytes, envelope: Envelope, call: Call) -> bytes:
         """Sends `request` to the best pool, with retries within the deadline and the budget; raises RouterError."""
         call.items += envelope.items
+        self._refuse_poison(request)
         self._budget.earn()
         wanted = Wanted(tower, envelope.items, envelope.model, envelope.pool)
-        failed: frozenset[str] = frozenset()
+        load = Load(tower, request, envelope.items, pinned=bool(envelope.pool))
         failure: PoolFailure | None = None
+        deaths = 0
         while True:
-            pool = self._pick(wanted, failed)
+            pool = self._pick(wanted)
             if isinstance(pool, Refusal):
                 # After a failure the pools' state may have changed; what the pool said tells more.
                 raise failure.error if failure is not None else refused(pool)
-            remaining_s = call.remaining_s()
-            call.pool, call.attempts = pool.name, call.attempts + 1
-            try:
-                response = await pool.encode(
-                    tower, request, envelope.items, remaining_s, call.metadata_for(pool.name, remaining_s)
-                )
-            except grpc.aio.AioRpcError as error:
-                failure = read_failure(error, pool.name, pool.address)
-                self._note(failure, pool, call)
-            else:
-                self._metrics.pool_call(pool.name, "OK")
-                return response
-            failed |= {pool.name}
-            await self._pause_before_retry(failure, pool, wanted, failed, call)
+            outcome = await self._ask(pool, wanted, load, call, may_hedge=deaths == 0)
+            if isinstance(outcome, bytes):
+                return outcome
+            # Of a hedged request's two failures, one that no other try mends counts.
+            last = next((failed for failed in outcome if not failed.failure.retryable), outcome[-1])
+            failure = last.failure
+            deaths += sum(failed.failure.died for failed in outcome)
+            if deaths >= MAX_DEATHS:
+                self._poison.remember(request)
+                self._metrics.poisoned("found")
+                raise deadly(self._settings.retry.poison_memory_s)
+            wanted = replace(wanted, avoid=wanted.avoid | {failed.pool.name for failed in outcome})
+            await self._pause_before_retry(failure, last.pool, wanted, call)
 
-    def _pick(self, wanted: Wanted, failed: frozenset[str]) -> Pool | Refusal:
-        asked = Wanted(wanted.tower, wanted.items, wanted.model, wanted.pool, failed)
-        choice = pick(asked, self._pools.views(), self._settings.default_model)
+    async def _ask(
+        self, pool: Pool, wanted: Wanted, load: Load, call: Call, may_hedge: bool
+    ) -> bytes | list[AttemptFailed]:
+        after_s = hedge_after_s(self._settings.hedge, call.hedge_after_s) if may_hedge else None
+        if after_s is None:
+            try:
+                return await self._attempts.make(pool, load, call)
+            except AttemptFailed as failed:
+                return [failed]
+
+        def second() -> Pool | None:
+            other = self._pick(replace(wanted, avoid=wanted.avoid | {pool.name}))
+            if isinstance(other, Refusal) or call.attempts >= self._settings.retry.attempts:
+                return None
+            return other if self._budget.spend() else None
+
+        return await race(pool, second, lambda one: self._attempts.make(one, load, call), after_s, self._metrics)
+
+    def _refuse_poison(self, request: bytes) -> None:
+        refused_s = self._poison.refused_for_s(request)
+        if refused_s > 0:
+            self._metrics.poisoned("again")
+            raise deadly(refused_s)
+
+    def _pick(self, wanted: Wanted) -> Pool | Refusal:
+        choice = pick(wanted, self._pools.views(), self._rules)
         return choice if isinstance(choice, Refusal) else self._pools.by_name[choice]
 
-    async def _pause_before_retry(
-        self, failure: PoolFailure, pool: Pool, wanted: Wanted, failed: frozenset[str], call: Call
-    ) -> None:
+    async def _pause_before_retry(self, failure: PoolFailure, pool: Pool, wanted: Wanted, call: Call) -> None:
         """Waits for the next attempt, or raises the failure when there shall be none."""
         retry = self._settings.retry
         if not failure.retryable or call.attempts >= retry.attempts:
             raise failure.error
         # A pool's wish to be left alone for a while does not hold for the others.
-        asked_s = failure.retry_after_s if self._pick(wanted, failed) is pool else 0.0
+        asked_s = failure.retry_after_s if self._pick(wanted) is pool else 0.0
         pause = pause_s(retry, call.attempts, asked_s, self._chance)
         if pause >= call.remaining_s() or not self._budget.spend():
             raise failure.error
         self._metrics.retry(pool.name)
         await asyncio.sleep(pause)
-
-    def _note(self, failure: PoolFailure, pool: Pool, call: Call) -> None:
-        self._metrics.pool_call(pool.name, failure.error.code.name)
-        if failure.doubtful:
-            pool.doubted.set()
-        level = logging.WARNING if failure.error.code is grpc.StatusCode.INTERNAL else logging.INFO
-        log_event(
-            logger,
-            level,
-            "pool_call_failed",
-            {"pool": pool.name, "cause": failure.cause, "request_id": call.request_id, "attempt": call.attempts},
-        )

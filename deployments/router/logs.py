@@ -31,12 +31,17 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-def configure(level: str) -> None:
-    """Sends the router's logs of `level` and above to stderr; other libraries' warnings come along."""
+def configure(level: str, access: bool) -> None:
+    """Sends the router's logs of `level` and above to stderr; other libraries' warnings come along.
+
+    `access`: with a line for each call, whatever the level.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("deployments.router").setLevel(level)
+    at_least = logging.getLevelNamesMapping()[level]
+    access_log.setLevel(logging.INFO if access else max(logging.WARNING, at_least))
 
 
 def log_event(
@@ -48,7 +53,7 @@ def log_event(
 
 
 def log_call(call: Call, code: str) -> None:
-    """The access log's line of a finished call: INFO, or WARNING when something of ours is broken."""
+    """A finished call: a line of the access log, and a WARNING without it when something of ours is broken."""
     level = logging.WARNING if code in _FAULTS else logging.INFO
     if not access_log.isEnabledFor(level):
         return
@@ -56,6 +61,7 @@ def log_call(call: Call, code: str) -> None:
         "method": call.method,
         "code": code,
         "request_id": call.request_id,
+        "token": call.quota.name,
         "peer": call.peer,
         "pool": call.pool,
         "attempts": call.attempts,

@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         settings = _settings(parsed.config, parsed.settings)
-        logs.configure(settings.log_level)
+        logs.configure(settings.log_level, settings.access_log)
         asyncio.run(run(settings))
     except InvalidInput as error:
         print(f"error: {error}", file=sys.stderr)

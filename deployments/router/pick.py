@@ -1,11 +1,16 @@
-"""Chooses a pool for a request: a pure function of what was asked and of how the pools stand."""
+"""Chooses a pool for a request: a pure function of what was asked and of how the pools stand.
+
+Of the pools that serve the tower and the model, healthy and not in quarantine, those are taken first that take the
+request's mask themselves, are not ejected, and have not just failed it; of these, the one that is done first.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import grpc
 
+from deployments.router.sections import MaskPolicy
 from encoder.settings import TowerName
 
 ITEM_WORDS: dict[str, str] = {"vision": "images", "text": "texts"}
@@ -16,12 +21,16 @@ class PoolView:
     """How one pool stands now.
 
     `towers` and `models` (by tower) are None until they are known; `items_per_second` is None until it is.
+    `quarantine`: why it is in quarantine, or empty. `lacks`: by tower, the mask needs its backend does not take itself.
     """
 
     name: str
     towers: frozenset[str] | None
     models: Mapping[str, frozenset[str]] | None
     healthy: bool
+    quarantine: str = ""
+    ejected: bool = False
+    lacks: Mapping[str, frozenset[str]] = field(default_factory=dict)
     in_flight: int = 0
     items_per_second: float | None = None
     ceiling: float = math.inf
@@ -46,31 +55,88 @@ class Refusal:
     message: str
 
 
-def pick(wanted: Wanted, pools: Sequence[PoolView], default_model: str = "") -> str | Refusal:
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every request; `growing`: pools may still join, so that none now does not mean none."""
+
+    default_model: str = ""
+    masks: MaskPolicy = "prefer"
+    growing: bool = False
+
+
+def pick(wanted: Wanted, pools: Sequence[PoolView], rules: Rules) -> str | Refusal:
     """The name of the pool that should be done first with this request, or why there is none."""
-    fitting = _of_tower(wanted, pools)
+    fitting = _of_tower(wanted, pools, rules.growing)
     if isinstance(fitting, Refusal):
         return fitting
-    serving = _of_model(wanted, fitting, default_model)
+    serving = _of_model(wanted, fitting, rules.default_model)
     if isinstance(serving, Refusal):
         return serving
-    healthy = [pool for pool in serving if pool.healthy]
-    if not healthy:
-        return Refusal(
-            grpc.StatusCode.UNAVAILABLE,
-            f"no pool that serves {ITEM_WORDS[wanted.tower]} is healthy (asked: {_names(serving)}): try again later",
-        )
-    candidates = [pool for pool in healthy if pool.name not in wanted.avoid] or healthy
+    trusted = _in_force(wanted, serving)
+    if isinstance(trusted, Refusal):
+        return trusted
+    able = _of_masks(wanted, serving, trusted, rules.masks)
+    if isinstance(able, Refusal):
+        return able
+    candidates = [pool for pool in able if pool.name not in wanted.avoid] or able
     return _soonest(candidates, wanted.items).name
 
 
-def _of_tower(wanted: Wanted, pools: Sequence[PoolView]) -> Sequence[PoolView] | Refusal:
+def _in_force(wanted: Wanted, serving: Sequence[PoolView]) -> Sequence[PoolView] | Refusal:
+    items = ITEM_WORDS[wanted.tower]
+    if wanted.pool and serving[0].quarantine:
+        return Refusal(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"pool {wanted.pool!r} is in quarantine, {serving[0].quarantine}: choose another pool, or none",
+        )
+    trusted = [pool for pool in serving if pool.healthy and not pool.quarantine]
+    if trusted:
+        return trusted
+    told = "; ".join(f"{pool.name} is in quarantine, {pool.quarantine}" for pool in serving if pool.quarantine)
+    return Refusal(
+        grpc.StatusCode.UNAVAILABLE,
+        f"no pool that serves {items} is healthy (asked: {_names(serving)}{'; ' + told if told else ''}): "
+        "try again later",
+    )
+
+
+def _of_masks(
+    wanted: Wanted, serving: Sequence[PoolView], trusted: Sequence[PoolView], policy: MaskPolicy
+) -> Sequence[PoolView] | Refusal:
+    """Those of `trusted` to choose from, by their masks and ejections. An ejection never refuses a request."""
+    able = [pool for pool in trusted if not _lacking(pool, wanted)]
+    present = [pool for pool in trusted if not pool.ejected]
+    best = [pool for pool in able if not pool.ejected]
+    if policy == "prefer":
+        return best or present or able or trusted
+    if able:
+        return best or able
+    told = "; ".join(f"{pool.name} lacks {', '.join(_lacking(pool, wanted))}" for pool in trusted)
+    items = ITEM_WORDS[wanted.tower]
+    if len(trusted) < len(serving) and any(not _lacking(pool, wanted) for pool in serving):
+        return Refusal(
+            grpc.StatusCode.UNAVAILABLE,
+            f"no pool whose attention backend takes the mask of these {items} is healthy ({told}): try again later",
+        )
+    return Refusal(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"no attention backend takes the mask of these {items} itself ({told}), and the router's masks setting "
+        "requires it: set it to prefer, or add a pool",
+    )
+
+
+def _lacking(pool: PoolView, wanted: Wanted) -> list[str]:
+    return sorted(pool.lacks.get(wanted.tower, ()))
+
+
+def _of_tower(wanted: Wanted, pools: Sequence[PoolView], growing: bool) -> Sequence[PoolView] | Refusal:
     items = ITEM_WORDS[wanted.tower]
     if wanted.pool:
         pinned = [pool for pool in pools if pool.name == wanted.pool]
         if not pinned:
             return Refusal(
-                grpc.StatusCode.NOT_FOUND, f"there is no pool {wanted.pool!r}: choose one of {_names(pools)}, or none"
+                grpc.StatusCode.NOT_FOUND,
+                f"there is no pool {wanted.pool!r}: choose one of {_names(pools) or '(none)'}, or none",
             )
         towers = pinned[0].towers
         if towers is not None and wanted.tower not in towers:
@@ -80,6 +146,11 @@ def _of_tower(wanted: Wanted, pools: Sequence[PoolView]) -> Sequence[PoolView] |
             )
         return pinned
     fitting = [pool for pool in pools if pool.towers is None or wanted.tower in pool.towers]
+    if not fitting and growing:
+        return Refusal(
+            grpc.StatusCode.UNAVAILABLE,
+            f"no pool for {items} is known yet (pools: {_names(pools) or '(none)'}): try again later",
+        )
     if not fitting:
         return Refusal(
             grpc.StatusCode.FAILED_PRECONDITION,

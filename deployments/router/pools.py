@@ -1,17 +1,21 @@
-"""The pools as the router knows them: connections, what they serve, whether they are healthy, how fast they are."""
+"""The pools as the router knows them: connections, what they serve, how they stand, how fast they are."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 
 from deployments.router.calls import Metadata
+from deployments.router.ejection import Ejection
 from deployments.router.envelope import first_outcome
+from deployments.router.inventory import Inventory
 from deployments.router.pick import PoolView
-from deployments.router.settings import ConnectionSettings, PoolTarget, RouterSettings
+from deployments.router.sections import ConnectionSettings, PoolTarget, PoolTls
+from deployments.router.settings import RouterSettings
 from deployments.router.speed import Speed
+from deployments.router.tls import pool_credentials
 from encoder.settings import TowerName
 from encoder.v1 import encoder_pb2 as pb
 
@@ -21,26 +25,38 @@ _METHODS = (*ENCODE_METHODS.values(), "ListModels", "GetBackendReport")
 _RECONNECT_FIRST_MS = 100
 _CONNECT_TIMEOUT_MS = 5000
 
+Lane = dict[str, grpc.aio.UnaryUnaryMultiCallable]
+
 
 class Pool:
     """One pool. Changed by the router's event loop alone."""
 
     def __init__(self, target: PoolTarget, settings: RouterSettings) -> None:
+        """Raises InvalidInput when its TLS files cannot be used."""
         self.name = target.name
         self.address = target.address
         self.healthy = False
         self.reason = "not probed yet"
+        # Why its vectors do not belong to the fleet's; empty when they do, or nobody looked.
+        self.quarantine = ""
+        self.ejection = Ejection(settings.ejection)
         self.declared: frozenset[str] | None = frozenset(target.towers) or None
-        # Models by tower, and the size of a full vector by tower, as the pool says; None until it was asked.
-        self.models: Mapping[str, frozenset[str]] | None = None
-        self.dimensions: Mapping[str, int] = {}
+        # What the pool says of itself; None until it was asked.
+        self.inventory: Inventory | None = None
+        self.reports: tuple[pb.ReplicaReport, ...] = ()
         self.speed = Speed(time.monotonic())
         # When an embedding came back last, probe or not (time.monotonic()).
         self.last_embedding = float("-inf")
-        # Set when a call failed in a way that speaks against the pool.
-        self.doubted = asyncio.Event()
-        self._channels = [_open_channel(target.address, settings) for _ in range(settings.connection.per_pool)]
-        self._lanes: Iterator[dict[str, grpc.aio.UnaryUnaryMultiCallable]] = itertools.cycle(
+        # What its keeper shall look at, and the event that wakes it.
+        self.doubted = False
+        self.changed = False
+        self.alarm = asyncio.Event()
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        connections = range(settings.connection.per_pool)
+        self._channels = [open_channel(target.address, target.tls, settings) for _ in connections]
+        self._lanes: Iterator[Lane] = itertools.cycle(
             [{name: channel.unary_unary(f"/{SERVICE}/{name}") for name in _METHODS} for channel in self._channels]
         )
 
@@ -51,6 +67,31 @@ class Pool:
             return self.declared
         return frozenset(self.models) if self.models is not None else None
 
+    @property
+    def models(self) -> Mapping[str, frozenset[str]] | None:
+        """Models by tower, as the pool says; None until it was asked."""
+        return self.inventory.models if self.inventory is not None else None
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Size of a full vector by tower; 0, or nothing, where it is not known."""
+        return self.inventory.dimensions if self.inventory is not None else {}
+
+    @property
+    def in_force(self) -> bool:
+        """Whether it gets traffic, but for ejections."""
+        return self.healthy and not self.quarantine
+
+    def doubt(self) -> None:
+        """A call failed in a way that speaks against the pool: it is to be probed."""
+        self.doubted = True
+        self.alarm.set()
+
+    def has_changed(self) -> None:
+        """Its replicas, or what they serve, are not what the router knows: it is to be asked and checked."""
+        self.changed = True
+        self.alarm.set()
+
     def view(self, now: float) -> PoolView:
         """How the pool stands, for `pick`."""
         speed = self.speed
@@ -59,6 +100,9 @@ class Pool:
             self.towers,
             self.models,
             self.healthy,
+            self.quarantine,
+            self.ejection.is_out(now),
+            self.inventory.lacks if self.inventory is not None else {},
             speed.in_flight,
             speed.items_per_second(),
             speed.ceiling(now),
@@ -66,8 +110,15 @@ class Pool:
 
     async def ask(self, method: str, request: bytes, timeout_s: float, metadata: Metadata) -> bytes:
         """One unary call, bytes in and bytes out; raises grpc.aio.AioRpcError. Cancelling this cancels the call."""
-        response: bytes = await next(self._lanes)[method](request, timeout=timeout_s, metadata=metadata)
-        return response
+        self._calls += 1
+        self._idle.clear()
+        try:
+            response: bytes = await next(self._lanes)[method](request, timeout=timeout_s, metadata=metadata)
+            return response
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self._idle.set()
 
     async def encode(self, tower: TowerName, request: bytes, items: int, timeout_s: float, metadata: Metadata) -> bytes:
         """As `ask`, for a request with `items` items: they count towards the load and the measured speed."""
@@ -83,6 +134,11 @@ class Pool:
             self.last_embedding = now
         return response
 
+    async def close_when_idle(self) -> None:
+        """Waits for the calls under way, then ends the connections."""
+        await self._idle.wait()
+        await self.close()
+
     async def close(self) -> None:
         """Ends the connections, and what is under way on them."""
         for channel in self._channels:
@@ -90,26 +146,54 @@ class Pool:
 
 
 class PoolSet:
-    """All pools, in the order of the settings."""
+    """All pools that there are now: those of the settings in their order, then those that were found, by name."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        self.all = [Pool(target, settings) for target in settings.pools]
-        self.by_name = {pool.name: pool for pool in self.all}
+        self._settings = settings
+        self.by_name: dict[str, Pool] = {}
+        for target in settings.pools:
+            self.add(target)
+
+    @property
+    def all(self) -> Sequence[Pool]:
+        return tuple(self.by_name.values())
+
+    def add(self, target: PoolTarget) -> Pool:
+        """Raises InvalidInput when its TLS files cannot be used."""
+        pool = Pool(target, self._settings)
+        fixed = [known.name for known in self._settings.pools]
+        found = sorted((*(name for name in self.by_name if name not in fixed), target.name))
+        pools = self.by_name | {target.name: pool}
+        self.by_name = {name: pools[name] for name in dict.fromkeys((*fixed, *found)) if name in pools}
+        return pool
+
+    def remove(self, name: str) -> Pool:
+        """It gets no more calls; those under way go on."""
+        pools = dict(self.by_name)
+        pool = pools.pop(name)
+        self.by_name = pools
+        return pool
 
     def views(self) -> list[PoolView]:
         now = time.monotonic()
-        return [pool.view(now) for pool in self.all]
+        return [pool.view(now) for pool in self.by_name.values()]
 
     async def close(self) -> None:
         for pool in self.all:
             await pool.close()
 
 
-def _open_channel(address: str, settings: RouterSettings) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=channel_options(settings.max_message_bytes, settings.connection))
+def open_channel(address: str, tls: PoolTls | None, settings: RouterSettings) -> grpc.aio.Channel:
+    """Raises InvalidInput when the TLS files cannot be used."""
+    options = channel_options(settings.max_message_bytes, settings.connection)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if tls.server_name:
+        options = [*options, ("grpc.ssl_target_name_override", tls.server_name)]
+    return grpc.aio.secure_channel(address, pool_credentials(tls), options=options)
 
 
-def channel_options(max_message_bytes: int, connection: ConnectionSettings) -> list[tuple[str, int]]:
+def channel_options(max_message_bytes: int, connection: ConnectionSettings) -> list[tuple[str, int | str]]:
     """gRPC core's options of a connection to a pool."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),

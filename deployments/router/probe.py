@@ -4,8 +4,8 @@ import math
 import struct
 
 from deployments.router.calls import APPLICATION_METADATA, TIMEOUT_METADATA, id_metadata, new_request_id
-from deployments.router.discover import PoolUnfit, parse
 from deployments.router.pools import Pool
+from deployments.router.survey import PoolUnfit, parse
 from encoder.settings import TowerName
 from encoder.v1 import encoder_pb2 as pb
 

@@ -10,10 +10,12 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from deployments.router.calls import Call
-from deployments.router.discover import AnyMessage, PoolUnfit, parse
 from deployments.router.failures import RouterError, deadline_passed, read_failure
 from deployments.router.pools import Pool, PoolSet
+from deployments.router.quarantine import Quarantine
 from deployments.router.settings import RouterSettings
+from deployments.router.standing import agreement_rows, pool_status
+from deployments.router.survey import AnyMessage, PoolUnfit, parse
 from encoder.v1 import encoder_pb2 as pb
 
 _Code = grpc.StatusCode
@@ -22,8 +24,9 @@ _Code = grpc.StatusCode
 class Reporter:
     """Answers for the whole fleet."""
 
-    def __init__(self, pools: PoolSet, settings: RouterSettings) -> None:
+    def __init__(self, pools: PoolSet, quarantine: Quarantine, settings: RouterSettings) -> None:
         self._pools = pools
+        self._quarantine = quarantine
         self._settings = settings
 
     async def list_models(self, request: bytes, call: Call) -> bytes:
@@ -53,15 +56,20 @@ class Reporter:
         )
 
     async def get_backend_report(self, request: bytes, call: Call) -> bytes:
-        """The replicas of all pools, or of the one that is asked for; pools that do not answer are named with why."""
+        """The replicas of all pools, or of the one that is asked for, and how the router sees these pools.
+
+        Pools that do not answer are named with why.
+        """
         wanted = _read(pb.GetBackendReportRequest, request).pool
         pools: Sequence[Pool] = self._pools.all
         if wanted:
             pools = [pool for pool in pools if pool.name == wanted]
             if not pools:
-                names = ", ".join(self._pools.by_name)
+                names = ", ".join(self._pools.by_name) or "(none)"
                 raise RouterError(_Code.NOT_FOUND, f"there is no pool {wanted!r}: choose one of {names}, or none")
-        response = pb.GetBackendReportResponse()
+        response = pb.GetBackendReportResponse(
+            pools=map(pool_status, pools), agreement=agreement_rows(self._quarantine, pools)
+        )
         answers = await asyncio.gather(
             *(self._ask(pool, "GetBackendReport", pb.GetBackendReportResponse, call) for pool in pools)
         )

@@ -9,44 +9,66 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from deployments.router.discovery import Discovery
 from deployments.router.gate import Gate
-from deployments.router.health import HealthBoard, Keeper
+from deployments.router.health import HealthBoard
 from deployments.router.logs import log_event
-from deployments.router.metrics import Metrics, MetricsServer
+from deployments.router.metrics import Metrics, MetricsServer, PoolGauges
 from deployments.router.pools import SERVICE, PoolSet
+from deployments.router.quarantine import Quarantine
+from deployments.router.roster import Roster
 from deployments.router.service import RouterService
 from deployments.router.settings import RouterSettings
+from deployments.router.tls import ServerCertificates
+from deployments.router.tokens.guard import Guard, TokenInterceptor
+from deployments.router.tokens.keyring import Keyring
 from encoder.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
 # After the last answer was handed to gRPC: time for it to reach the client. Watchers of health are cut off then.
 _FLUSH_S = 0.25
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class Router:
     """The gateway: `start`, then `drain` or `stop`. Belongs to one event loop."""
 
     def __init__(self, settings: RouterSettings) -> None:
+        """Raises InvalidInput when a file that the settings name cannot be used."""
         self.settings = settings
         self.port = 0
         self.metrics_port: int | None = None
         self.metrics = Metrics()
+        self.metrics.watch(PoolGauges(lambda: self.pools.all))
         self.pools = PoolSet(settings)
+        self.quarantine = Quarantine(self.pools, settings.agreement, self.metrics)
         self._gate = Gate()
         self._board = HealthBoard(self.pools)
-        self._keepers: list[asyncio.Task[None]] = []
+        self._roster = Roster(self.pools, self.quarantine, self._board, settings, self.metrics)
+        self._keyring = Keyring(settings.tokens, self.metrics) if settings.tokens is not None else None
+        self._certificates = ServerCertificates(settings.tls, self.metrics) if settings.tls is not None else None
+        self._discovery: Discovery | None = None
+        if settings.discovery is not None:
+            self._discovery = Discovery(settings.discovery, settings, self.pools, self._roster)
+        self._tasks: list[asyncio.Task[None]] = []
         self._metrics_server: MetricsServer | None = None
         self._server = self._build()
 
     async def start(self) -> None:
-        """Opens the port and begins to probe the pools. Raises InvalidInput when a port cannot be had.
+        """Opens the port and begins to probe the pools.
+
+        Raises InvalidInput when a port cannot be had, or the TLS files cannot be used.
 
         Calls are UNAVAILABLE until a pool has passed its first probe.
         """
         settings = self.settings
-        self.metrics.watch(self.pools.all)
+        address = _address(settings.host, settings.port)
+        credentials = self._certificates.credentials() if self._certificates is not None else None
         try:
-            self.port = self._server.add_insecure_port(_address(settings.host, settings.port))
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             raise InvalidInput(
                 f"port {settings.port} of {settings.host} cannot be opened: another process may have it, choose another"
@@ -56,9 +78,12 @@ class Router:
             self.metrics_port = self._metrics_server.port
         await self._board.publish()
         await self._server.start()
-        for pool in self.pools.all:
-            keeper = Keeper(pool, self._board, settings.health, self.metrics)
-            self._keepers.append(asyncio.create_task(keeper.run()))
+        self._roster.start()
+        if self._discovery is not None:
+            self._tasks.append(asyncio.create_task(self._discovery.run()))
+        if self._keyring is not None:
+            self._tasks.append(asyncio.create_task(self._keyring.follow()))
+            self._warn_of_plain_tokens()
         log_event(logger, logging.INFO, "listening", {"host": settings.host, "port": self.port})
 
     async def drain(self) -> None:
@@ -76,23 +101,35 @@ class Router:
     async def stop(self) -> None:
         """Ends now; calls under way are cut off."""
         self._gate.close()
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(_FLUSH_S)
-        await self.pools.close()
+        await self._roster.stop()
+        if self._discovery is not None:
+            await self._discovery.close()
         if self._metrics_server is not None:
             self._metrics_server.close()
             self._metrics_server = None
 
     def _build(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=server_options(self.settings))
-        service = RouterService(self.pools, self._gate, self.settings, self.metrics)
+        settings = self.settings
+        guard = Guard(self._keyring)
+        service = RouterService(self.pools, self.quarantine, guard, self._gate, settings, self.metrics)
+        interceptors = []
+        if settings.tokens is not None:
+            interceptors.append(TokenInterceptor(guard, settings.tokens.reflection_exempt, service.refused))
+        server = grpc.aio.server(options=server_options(settings), interceptors=interceptors)
         server.add_generic_rpc_handlers((service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._board.servicer, server)
-        if self.settings.reflection:
+        if settings.reflection:
             reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         return server
+
+    def _warn_of_plain_tokens(self) -> None:
+        if self._certificates is None and self.settings.host not in _LOOPBACK:
+            fields = {"host": self.settings.host, "next": "set tls, or let something before the router end it"}
+            log_event(logger, logging.WARNING, "tokens_in_plain_text", fields)
 
 
 async def run(settings: RouterSettings) -> None:

@@ -81,8 +81,10 @@ class StreamRelay:
     async def _encode(self, item: StreamItem, call: Call) -> pb.EncodeStreamResponse:
         if item.tower is None or item.request is None:
             raise RouterError(_Code.INVALID_ARGUMENT, "the message has no item: send an image or a text")
-        own = call.for_item(self._settings.deadline.default_s)
-        answer = await self._forwarder.send(item.tower, item.request, item.envelope, own)
+        async with call.quota.turn():
+            own = call.for_item(self._settings.deadline.default_s)
+            answer = await self._forwarder.send(item.tower, item.request, item.envelope, own)
+        call.pool = own.pool
         return _response(item.id, item.tower, answer)
 
 

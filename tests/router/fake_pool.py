@@ -16,8 +16,14 @@ import numpy as np
 from encoder.v1 import encoder_pb2 as pb
 
 SERVICE = "encoder.v1.EncoderService"
+SERVE = "ray.serve.RayServeAPIService"
 DIMENSIONS = 8
 Trailers = tuple[tuple[str, bytes], ...]
+REPLICA_DIED = (
+    "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica:vision-cpu:encoder\n"
+    "\tactor_id: 0123456789abcdef01234567\n\tpid: 4242\n\tip: 10.1.2.3\nThe actor is dead because its worker process "
+    "has died. Worker exit type: SYSTEM_ERROR"
+)
 
 
 def vector_of(content: bytes) -> np.ndarray:
@@ -25,6 +31,14 @@ def vector_of(content: bytes) -> np.ndarray:
     digest = np.frombuffer(hashlib.sha256(content).digest()[:DIMENSIONS], dtype=np.uint8)
     vector = digest.astype(np.float32) + 1.0
     return vector / np.linalg.norm(vector)
+
+
+def turned(vector: np.ndarray, cosine: float) -> np.ndarray:
+    """A vector of the same length at this cosine to `vector`."""
+    across = np.roll(vector, 1) * np.where(np.arange(len(vector)) % 2, 1.0, -1.0)
+    across -= vector * (across @ vector) / (vector @ vector)
+    across *= np.linalg.norm(vector) / np.linalg.norm(across)
+    return (cosine * vector + np.sqrt(1.0 - cosine**2) * across).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,9 @@ class Seen:
     request: bytes
     metadata: dict[str, str]
     time_remaining: float | None
+    # What the router sends by itself: a probe, or golden inputs.
     is_probe: bool
+    is_golden: bool
 
 
 @dataclass
@@ -56,10 +72,21 @@ class FakePool:
     model: str = "clip"
     revision: str = "r1"
     fingerprint: str = "f1"
+    dtype: str = "bfloat16"
+    # The family's mask needs, those that the backend declares, and counters of each replica's report.
+    mask_needs: Sequence[str] = ()
+    backend_masks: Sequence[str] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+    # Outcome of each replica's self-check; None: none was made.
+    self_check: bool | None = True
+    # Set in every answer's provenance when it is not empty.
+    fallback_reason: str = ""
     dimensions: int = DIMENSIONS
     listed_dimensions: int | None = None
     items_per_second: float = 0.0
+    # Replicas answer by turns.
     replicas: int = 1
+    generation: str = ""
     latency_s: float = 0.0
     # Time on the device, which does one request after another.
     forward_s: float = 0.0
@@ -80,6 +107,16 @@ class FakePool:
     bad_items: set[bytes] = field(default_factory=set)
     # Overrides the vector of every item.
     vector: np.ndarray | None = None
+    # Overrides the fingerprint of a replica, and turns its vectors away from what they should be.
+    replica_fingerprints: dict[str, str] = field(default_factory=dict)
+    wrong_replicas: set[str] = field(default_factory=set)
+    # Turns every vector away, to this cosine.
+    cosine: float = 1.0
+    # Content that kills the replica that works on it.
+    deadly: set[bytes] = field(default_factory=set)
+    deaths: int = 0
+    # Only golden inputs fail with this.
+    golden_failure: Failure | None = None
     answer: bytes | None = None
 
     seen: list[Seen] = field(default_factory=list)
@@ -89,11 +126,20 @@ class FakePool:
 
     def __post_init__(self) -> None:
         self.released.set()
+        self._turn = -1
 
     @property
     def requests(self) -> list[Seen]:
-        """What was seen without the probes."""
-        return [seen for seen in self.seen if not seen.is_probe]
+        """What was seen without the router's own."""
+        return [seen for seen in self.seen if not (seen.is_probe or seen.is_golden)]
+
+    @property
+    def goldens(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.is_golden]
+
+    @property
+    def replica_names(self) -> list[str]:
+        return [f"{self.name}{self.generation}-{index}" for index in range(self.replicas)]
 
     @property
     def probes(self) -> list[Seen]:
@@ -101,9 +147,11 @@ class FakePool:
 
     async def encode(self, method: str, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         metadata = _metadata(context)
-        probe = metadata.get("x-request-id", "").startswith("probe-")
-        self.seen.append(Seen(method, request, metadata, context.time_remaining(), probe))
-        if not probe:
+        request_id = metadata.get("x-request-id", "")
+        probe, golden = request_id.startswith("probe-"), request_id.startswith("golden-")
+        own = probe or golden
+        self.seen.append(Seen(method, request, metadata, context.time_remaining(), probe, golden))
+        if not own:
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -111,49 +159,67 @@ class FakePool:
             if self.forward_s:
                 async with self.device:
                     await asyncio.sleep(self.forward_s)
-            if not probe:
+            if not own:
                 await self.released.wait()
-            elif self.hold_probes:
+            elif probe and self.hold_probes:
                 await asyncio.Event().wait()
-            await self._fail_if_told(probe, context)
+            await self._fail_if_told(probe, golden, context)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
-            if not probe:
+            if not own:
                 self.in_flight -= 1
-        return self.answer if self.answer is not None else self._response(method, request)
+        if any(content in request for content in self.deadly):
+            self.deaths += 1
+            await context.abort(grpc.StatusCode.INTERNAL, REPLICA_DIED)
+        return self.answer if self.answer is not None and not own else self._response(method, request)
 
-    async def _fail_if_told(self, probe: bool, context: grpc.aio.ServicerContext) -> None:
+    async def _fail_if_told(self, probe: bool, golden: bool, context: grpc.aio.ServicerContext) -> None:
         failure = self.broken
         if probe and failure is None:
             failure = self.probe_failure
-        if not probe and failure is None and self.failures:
+        if golden and failure is None:
+            failure = self.golden_failure
+        if not (probe or golden) and failure is None and self.failures:
             failure = self.failures.popleft()
         if failure is not None:
             await context.abort(failure.code, failure.details, failure.trailers)
 
     def _response(self, method: str, request: bytes) -> bytes:
-        provenance = pb.Provenance(model=self.model, pool=self.name, fingerprint=self.fingerprint)
+        self._turn += 1
+        replica = self.replica_names[self._turn % self.replicas]
+        provenance = pb.Provenance(
+            model=self.model,
+            model_revision=self.revision,
+            pool=self.name,
+            replica=replica,
+            fingerprint=self.replica_fingerprints.get(replica, self.fingerprint),
+            fallback=bool(self.fallback_reason),
+            fallback_reason=self.fallback_reason,
+        )
+        cosine = -1.0 if replica in self.wrong_replicas else self.cosine
         timings = pb.StageTimings(forward_ms=1.5, batch_size=1)
         if method == "EncodeText":
             texts = pb.EncodeTextRequest.FromString(request).texts
             response = pb.EncodeTextResponse(provenance=provenance, timings=timings)
             for text in texts:
                 result = response.results.add(token_count=len(text.split()) + 2, truncated=len(text) > 100)
-                self._fill(result, text.encode())
+                self._fill(result, text.encode(), cosine)
         else:
             images = pb.EncodeImagesRequest.FromString(request).images
             response = pb.EncodeImagesResponse(provenance=provenance, timings=timings)
             for image in images:
-                self._fill(response.results.add(), image.encoded or image.pixels.data)
+                self._fill(response.results.add(), image.encoded or image.pixels.data, cosine)
         return response.SerializeToString()
 
-    def _fill(self, result: pb.ImageResult | pb.TextResult, content: bytes) -> None:
+    def _fill(self, result: pb.ImageResult | pb.TextResult, content: bytes, cosine: float) -> None:
         if content in self.bad_items:
             result.error.code, result.error.message = 3, "not a picture"
             return
         vector = vector_of(content)[: self.dimensions] if self.vector is None else self.vector
+        if cosine != 1.0:
+            vector = turned(vector, cosine)
         result.embedding.values = vector.astype("<f4").tobytes()
         result.embedding.dtype, result.embedding.dimensions = pb.EMBEDDING_DTYPE_FLOAT32, len(vector)
 
@@ -166,7 +232,8 @@ class FakePool:
             dimensions=self.listed_dimensions or self.dimensions,
             pools=["named-otherwise-inside"],
             fingerprint=self.fingerprint,
-            compute_dtype="bfloat16",
+            mask_needs=self.mask_needs,
+            compute_dtype=self.dtype,
         )
         model = pb.Model(name=self.model, revision=self.revision, family="clip", towers=[served])
         return pb.ListModelsResponse(models=[model]).SerializeToString()
@@ -174,9 +241,21 @@ class FakePool:
     async def report(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         if self.unlisted is not None:
             await context.abort(self.unlisted.code, self.unlisted.details)
+        checks = [] if self.self_check is None else [pb.SelfCheckReport(backend="sdpa", passed=self.self_check)]
         replicas = [
-            pb.ReplicaReport(replica=f"{self.name}-{index}", items_per_second=self.items_per_second)
-            for index in range(self.replicas)
+            pb.ReplicaReport(
+                replica=name,
+                tower=pb.TOWER_TEXT if self.tower == "text" else pb.TOWER_VISION,
+                model=self.model,
+                model_revision=self.revision,
+                fingerprint=self.replica_fingerprints.get(name, self.fingerprint),
+                backend=pb.BackendReport(name="sdpa", mask_needs=self.backend_masks),
+                self_checks=checks,
+                items_per_second=self.items_per_second,
+                counters=self.counters,
+                compute_dtype=self.dtype,
+            )
+            for name in self.replica_names
         ]
         return pb.GetBackendReportResponse(replicas=replicas).SerializeToString()
 
@@ -184,7 +263,9 @@ class FakePool:
 class PoolServer:
     """A gRPC address with applications behind it."""
 
-    def __init__(self, pools: Sequence[FakePool], port: int = 0) -> None:
+    def __init__(
+        self, pools: Sequence[FakePool], port: int = 0, credentials: grpc.ServerCredentials | None = None
+    ) -> None:
         self.pools = {pool.name: pool for pool in pools}
         # Pings and large messages must pass: the caps under test are the router's.
         options = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
@@ -194,7 +275,15 @@ class PoolServer:
             for name in ("EncodeImages", "EncodeText", "ListModels", "GetBackendReport")
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        # The answer of Serve's proxy to ListApplications; a failure instead when it is set.
+        self.unlisted: Failure | None = None
+        self.listings = 0
+        serve = {"ListApplications": grpc.unary_unary_rpc_method_handler(self._list_applications)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVE, serve),))
+        if credentials is None:
+            self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        else:
+            self.port = self._server.add_secure_port(f"127.0.0.1:{port}", credentials)
 
     @property
     def address(self) -> str:
@@ -210,6 +299,13 @@ class PoolServer:
     async def stop(self) -> None:
         """Cuts all connections, as the death of a node does."""
         await self._server.stop(None)
+
+    async def _list_applications(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self.listings += 1
+        if self.unlisted is not None:
+            await context.abort(self.unlisted.code, self.unlisted.details)
+        # As ray.serve.ListApplicationsResponse: field 1, each name length-delimited.
+        return b"".join(b"\x0a" + bytes([len(name)]) + name.encode() for name in self.pools)
 
     def _handler(self, method: str) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]:
         async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -51,6 +52,7 @@ def settings_for(targets: Sequence[dict[str, object]], **overrides: Any) -> Rout
         "health": {"interval_s": 0.2, "timeout_s": 1.0, "recheck_s": 0.05, "refresh_s": 60.0},
         "retry": {"backoff_s": 0.01},
         "drain": {"notice_s": 0.0, "grace_s": 10.0},
+        "agreement": {"settle_s": 0.2, "recheck_s": 0.1, "timeout_s": 5.0},
         "connection": {"reconnect_max_s": 0.1},
     }
     for key, value in overrides.items():
@@ -108,6 +110,19 @@ async def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> No
     while not condition():
         assert time.monotonic() < end, "the awaited condition never held"
         await asyncio.sleep(0.01)
+
+
+async def scrape(started: Fleet) -> dict[str, float]:
+    """The router's metrics over HTTP, by name and labels without the common prefix."""
+
+    def get() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{started.router.metrics_port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    lines = [line for line in (await asyncio.to_thread(get)).splitlines() if not line.startswith("#")]
+    return {
+        name.removeprefix("vitfleet_router_"): float(value) for name, value in (line.rsplit(" ", 1) for line in lines)
+    }
 
 
 async def failure_of(call: Any) -> grpc.aio.AioRpcError:

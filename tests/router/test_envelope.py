@@ -28,14 +28,14 @@ option_sets = some.builds(
 
 
 @given(some.lists(some.text(max_size=200), max_size=20), option_sets)
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_a_text_request_is_read_as_protobuf_reads_it(items: list[str], options: pb.EncodeOptions) -> None:
     request = pb.EncodeTextRequest(options=options, texts=items)
     assert read_request(request.SerializeToString()) == Envelope(options.model, options.pool, len(items))
 
 
 @given(some.lists(contents, max_size=10), some.lists(option_sets, max_size=3))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_repeated_options_are_merged_as_protobuf_merges_them(items: list[bytes], parts: list[pb.EncodeOptions]) -> None:
     payload = b"".join(
         [
@@ -82,7 +82,7 @@ def test_what_is_no_message_is_refused(payload: bytes) -> None:
 
 
 @given(some.binary(max_size=60))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
     for read in (read_request, read_stream_item):
         with suppress(MalformedRequest):
@@ -91,7 +91,7 @@ def test_any_bytes_are_read_or_refused(payload: bytes) -> None:
 
 
 @given(names, some.none() | option_sets, contents)
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_a_streams_image_becomes_a_request_of_its_own(
     item_id: str, options: pb.EncodeOptions | None, content: bytes
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_streams_image_becomes_a_request_of_its_own(
 
 
 @given(names, some.none() | option_sets, some.text(max_size=300))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_a_streams_text_becomes_a_request_of_its_own(item_id: str, options: pb.EncodeOptions | None, text: str) -> None:
     message = pb.EncodeStreamRequest(id=item_id, text=text, options=options)
     item = read_stream_item(message.SerializeToString())

@@ -9,7 +9,7 @@ import pytest
 from deployments import wire
 from deployments.router import calls, failures
 from deployments.router.pools import channel_options
-from deployments.router.settings import ConnectionSettings
+from deployments.router.sections import ConnectionSettings
 from encoder.v1 import encoder_pb2 as pb
 
 from .fake_pool import FakePool, vector_of
@@ -235,7 +235,8 @@ async def test_several_megabytes_pass() -> None:
 
 
 async def test_pools_get_work_by_their_measured_speed_and_not_by_turns() -> None:
-    slow, fast = FakePool("vision-slow", forward_s=0.1), FakePool("vision-fast", forward_s=0.01)
+    # Far enough apart that a busy machine does not blur them.
+    slow, fast = FakePool("vision-slow", forward_s=0.4), FakePool("vision-fast", forward_s=0.02)
     async with fleet(slow, fast) as started:
 
         async def client(requests: int) -> None:
@@ -246,22 +247,22 @@ async def test_pools_get_work_by_their_measured_speed_and_not_by_turns() -> None
         await asyncio.gather(*(client(20) for _ in range(3)))
         assert len(slow.requests) + len(fast.requests) == 60
         assert len(slow.requests) <= 6
-        # Much load: ten to one is what gets both done at the same time; turns would give each half.
+        # Much load: twenty to one is what gets both done at the same time; turns would give each half.
         before = len(slow.requests)
-        await asyncio.gather(*(client(1) for _ in range(110)))
-        assert 3 <= len(slow.requests) - before <= 30
+        await asyncio.gather(*(client(1) for _ in range(105)))
+        assert 2 <= len(slow.requests) - before <= 25
 
 
 async def test_a_pool_that_hangs_is_not_taken_for_a_fast_one() -> None:
-    hung, slow = FakePool("vision-hung", latency_s=0.002), FakePool("vision-slow", latency_s=0.02)
+    hung, slow = FakePool("vision-hung", latency_s=0.002), FakePool("vision-slow", latency_s=0.4)
     async with fleet(hung, slow, health={"interval_s": 60.0}) as started:
         answer = await started.stub.EncodeImages(images(b"x"), timeout=30)
         assert answer.provenance.pool == "vision-hung"
         hung.released.clear()
         stuck = started.stub.EncodeImages(images(b"x"), timeout=30)
         await eventually(lambda: hung.in_flight == 1)
-        await asyncio.sleep(0.2)  # ten times what the slow one needs
-        for _ in range(5):
+        await asyncio.sleep(0.6)  # more than the slow one needs
+        for _ in range(3):
             answer = await started.stub.EncodeImages(images(b"x"), timeout=30)
             assert answer.provenance.pool == "vision-slow"
         hung.released.set()

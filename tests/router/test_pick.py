@@ -6,7 +6,8 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from deployments.router.pick import PoolView, Refusal, Wanted, pick
+from deployments.router import pick as choice
+from deployments.router.pick import PoolView, Refusal, Rules, Wanted
 
 Code = grpc.StatusCode
 
@@ -26,6 +27,10 @@ def view(name: str, speed: float | None = None, in_flight: int = 0, **changes: o
 
 
 IMAGE = Wanted("vision", 1)
+
+
+def pick(wanted: Wanted, pools: list[PoolView], default_model: str = "") -> str | Refusal:
+    return choice.pick(wanted, pools, Rules(default_model))
 
 
 @pytest.mark.parametrize(

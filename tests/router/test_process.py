@@ -19,7 +19,7 @@ from .fake_pool import FakePool, PoolServer
 from .harness import eventually, failure_of, images, settings_for
 
 ROOT = Path(__file__).parents[2]
-HEAVY = ("torch", "ray", "transformers", "PIL", "numpy", "openvino", "tokenizers")
+HEAVY = ("torch", "ray", "transformers", "PIL", "openvino", "tokenizers")
 
 
 def test_the_router_imports_nothing_heavy() -> None:

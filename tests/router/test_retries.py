@@ -9,9 +9,9 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from deployments.router.retries import RetryBudget, pause_s
-from deployments.router.settings import RetrySettings
+from deployments.router.sections import RetrySettings
 
-from .fake_pool import Failure, FakePool, PoolServer
+from .fake_pool import REPLICA_DIED, Failure, FakePool, PoolServer
 from .harness import eventually, failure_of, fleet, images, texts
 
 Code = grpc.StatusCode
@@ -22,11 +22,6 @@ RAY_TRACEBACK = (
     '  File "/app/lib/python3.11/site-packages/ray/serve/_private/utils.py", line 1, in call\n'
     "    raise cause\n"
     "ValueError: secret thing at 10.1.2.3:40000"
-)
-REPLICA_DIED = (
-    "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica:vision-cpu:encoder\n"
-    "\tactor_id: 0123456789abcdef01234567\n\tpid: 4242\n\tip: 10.1.2.3\nThe actor is dead because its worker process "
-    "has died. Worker exit type: SYSTEM_ERROR"
 )
 
 
@@ -44,7 +39,6 @@ def rich(code: grpc.StatusCode, message: str, *details: object) -> tuple[tuple[s
     [
         Failure(Code.UNAVAILABLE, "draining"),
         Failure(Code.RESOURCE_EXHAUSTED, "Request dropped due to backpressure"),
-        Failure(Code.INTERNAL, REPLICA_DIED),
         Failure(Code.CANCELLED, "Client for request r disconnected."),
         Failure(
             Code.NOT_FOUND, "Application 'vision-a' not found. Ping /ray.serve.RayServeAPIService/ListApplications"

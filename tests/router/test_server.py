@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import logging
-import urllib.request
 
 import grpc
 import pytest
@@ -18,7 +17,7 @@ from encoder.errors import InvalidInput
 from encoder.v1 import encoder_pb2 as pb
 
 from .fake_pool import Failure, FakePool
-from .harness import NOWHERE, eventually, failure_of, fleet, images, settings_for, texts
+from .harness import NOWHERE, eventually, failure_of, fleet, images, scrape, settings_for, texts
 from .test_stream import image_item
 
 Code = grpc.StatusCode
@@ -121,33 +120,44 @@ async def test_reflection_can_be_turned_off() -> None:
 
 
 async def test_metrics_are_served_and_count() -> None:
-    pool = FakePool("vision-cpu")
+    pool = FakePool("vision-cpu", fallback_reason="mask need causal")
     async with fleet(pool, metrics_port=0, health={"interval_s": 600.0}) as started:
         pool.failures.append(Failure(Code.UNAVAILABLE))
         for _ in range(3):
-            await started.stub.EncodeImages(images(b"x"), timeout=10)
+            await started.stub.EncodeImages(images(b"x", b"y"), timeout=10)
         await failure_of(started.stub.EncodeImages(images(), timeout=10))
         call = started.stub.EncodeStream(iter([image_item("a", b"x"), pb.EncodeStreamRequest(id="b")]), timeout=10)
         assert len([answer async for answer in call]) == 2
-
-        def scrape() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{started.router.metrics_port}/metrics") as answer:
-                return answer.read().decode()
-
-        text = await asyncio.to_thread(scrape)
-    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    prefix = "vitfleet_router_"
-    assert lines[prefix + 'calls_total{code="OK",method="EncodeImages"}'] == "3.0"
-    assert lines[prefix + 'calls_total{code="INVALID_ARGUMENT",method="EncodeImages"}'] == "1.0"
-    assert lines[prefix + 'call_seconds_count{method="EncodeImages"}'] == "4.0"
-    assert lines[prefix + 'pool_calls_total{code="OK",pool="vision-cpu"}'] == "4.0"
-    assert lines[prefix + 'pool_calls_total{code="UNAVAILABLE",pool="vision-cpu"}'] == "1.0"
-    assert lines[prefix + 'retries_total{pool="vision-cpu"}'] == "1.0"
-    assert lines[prefix + 'stream_items_total{code="OK"}'] == "1.0"
-    assert lines[prefix + 'stream_items_total{code="INVALID_ARGUMENT"}'] == "1.0"
-    assert lines[prefix + 'pool_healthy{pool="vision-cpu"}'] == "1.0"
-    assert lines[prefix + 'pool_in_flight_items{pool="vision-cpu"}'] == "0.0"
-    assert float(lines[prefix + 'pool_items_per_second{pool="vision-cpu"}']) > 0
+        pool.released.clear()
+        under_way = started.stub.EncodeImages(images(b"x"), timeout=10)
+        await eventually(lambda: pool.in_flight == 1)
+        before = await scrape(started)
+        pool.released.set()
+        await under_way
+        after = await scrape(started)
+    of_images = 'method="EncodeImages",pool="vision-cpu"}'
+    assert before['calls_total{code="OK",' + of_images] == 3.0
+    assert before['calls_total{code="INVALID_ARGUMENT",method="EncodeImages",pool=""}'] == 1.0
+    assert before["call_seconds_count{" + of_images] == 3.0
+    assert before["items_total{" + of_images] == 6.0
+    assert before['items_total{method="EncodeStream",pool="vision-cpu"}'] == 2.0
+    assert before["request_bytes_total{" + of_images] == 3 * images(b"x", b"y").ByteSize()
+    assert before["response_bytes_total{" + of_images] > 3 * 2 * 4 * 8
+    assert before['calls_in_flight{method="EncodeImages"}'] == 1.0
+    assert before['pool_in_flight_items{pool="vision-cpu"}'] == 1.0
+    assert before['pool_calls_total{code="OK",pool="vision-cpu"}'] == 4.0
+    assert before['pool_calls_total{code="UNAVAILABLE",pool="vision-cpu"}'] == 1.0
+    assert before['pool_call_seconds_count{pool="vision-cpu"}'] == 5.0
+    assert before['retries_total{pool="vision-cpu"}'] == 1.0
+    assert before['fallbacks_total{pool="vision-cpu"}'] == 4.0
+    assert before['stream_items_total{code="OK"}'] == 1.0
+    assert before['stream_items_total{code="INVALID_ARGUMENT"}'] == 1.0
+    assert (before['pool_healthy{pool="vision-cpu"}'], before['pool_quarantined{pool="vision-cpu"}']) == (1.0, 0.0)
+    assert before['pool_ejected{pool="vision-cpu"}'] == 0.0
+    assert before['pool_items_per_second{pool="vision-cpu"}'] > 0
+    assert after['calls_in_flight{method="EncodeImages"}'] == 0.0
+    assert after['pool_in_flight_items{pool="vision-cpu"}'] == 0.0
+    assert after['calls_total{code="OK",' + of_images] == 4.0
 
 
 @pytest.fixture
