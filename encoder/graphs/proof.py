@@ -85,7 +85,8 @@ class BucketProof:
             packed = [bucket for bucket in self._records if bucket.packed]
             self._leave_eager(packed, f"graph runner {self._runner.name} takes no packed batches")
         self._leave_eager(
-            [bucket for bucket in self._records if not self._places(bucket, 0)], "no golden item is small enough for it"
+            [bucket for bucket in self._ready() if len(self._fitting(bucket)) < 2],
+            "fewer than two golden items fit it, which its proof needs",
         )
         self._leave_eager(
             self._ready()[limits.max_graphs :],
@@ -138,7 +139,7 @@ class BucketProof:
 
     def _places(self, bucket: Bucket, start: int) -> tuple[int, ...]:
         """Samples that fill a bucket, round and round from the one at `start`; none when none fits."""
-        fitting = [place for place, length in enumerate(self._lengths) if fits(bucket, [length])]
+        fitting = self._fitting(bucket)
         places: list[int] = []
         while fitting:
             place = fitting[(start + len(places)) % len(fitting)]
@@ -146,6 +147,9 @@ class BucketProof:
                 break
             places.append(place)
         return tuple(places)
+
+    def _fitting(self, bucket: Bucket) -> list[int]:
+        return [place for place, length in enumerate(self._lengths) if fits(bucket, [length])]
 
     def _inputs(self, bucket: Bucket, places: Sequence[int]) -> Inputs:
         return bucket_inputs(self._runner.tower, [self._samples[place] for place in places], bucket)
