@@ -1,0 +1,1 @@
+"""Kubernetes manifests, and their check without a cluster: `python -m k8s.validate`."""
