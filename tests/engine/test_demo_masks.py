@@ -33,7 +33,7 @@ def load(**values: object) -> Engine:
 
 @pytest.fixture(scope="module")
 def relations() -> tuple[np.ndarray, list[list[str]]]:
-    """Vectors of held-out pictures [n, D] through the engine, and four captions of each, the first one true."""
+    """Vectors of held-out pictures [n, D] through the engine, and captions of the same words, the first one true."""
     pictures, captions = held_out_relations(PICTURES, SEED)
     vision = load()
     items = [
@@ -45,17 +45,17 @@ def relations() -> tuple[np.ndarray, list[list[str]]]:
 
 def share_right(engine: Engine, relations: tuple[np.ndarray, list[list[str]]]) -> float:
     images, captions = relations
-    texts = engine.forward([engine.prepare_text(text) for four in captions for text in four]).vectors
-    scores = np.einsum("nd,nkd->nk", images, unit(texts).reshape(len(captions), 4, -1))
+    texts = engine.forward([engine.prepare_text(text) for group in captions for text in group]).vectors
+    scores = np.einsum("nd,nkd->nk", images, unit(texts).reshape(len(captions), -1, texts.shape[1]))
     return float((scores[:, 0] > scores[:, 1:].max(axis=1) + 1e-6).mean())
 
 
 def test_relations_are_read_with_the_mask(relations: tuple[np.ndarray, list[list[str]]]) -> None:
-    assert share_right(load(tower="text"), relations) >= 0.85
+    assert share_right(load(tower="text"), relations) >= 0.95
 
 
-@pytest.mark.parametrize("lost", ["ignores-causal", "drops-every-mask"])
-def test_a_lost_mask_ruins_them(lost: str, relations: tuple[np.ndarray, list[list[str]]]) -> None:
+@pytest.mark.parametrize(("lost", "at_most"), [("ignores-causal", 0.80), ("drops-every-mask", 0.70)])
+def test_a_lost_mask_ruins_them(lost: str, at_most: float, relations: tuple[np.ndarray, list[list[str]]]) -> None:
     broken = load(tower="text", attention_backend=lost, self_check=False)
     assert broken.report().backend.name == lost
-    assert share_right(broken, relations) <= 0.60
+    assert share_right(broken, relations) <= at_most
