@@ -25,7 +25,7 @@ from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
-from encoder.graphs.proof import first_line
+from encoder.graphs.proof import in_one_line
 from encoder.graphs.registry import choose_runner
 from encoder.graphs.runner import Bucket, GraphLimits
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
@@ -242,7 +242,7 @@ class Engine:
         except Exception as error:
             if expected is None:
                 raise
-            return f"self-check failed: {type(error).__name__}: {first_line(error)}"
+            return f"self-check failed: {type(error).__name__}: {in_one_line(error)}"
         return None if failed is None else f"self-check failed: {failed.describe()}"
 
     def _first_failed(self, checks: list[CheckResult]) -> CheckResult | None:

@@ -120,7 +120,7 @@ class BucketProof:
             raise
         except Exception as error:  # whatever a device raises at capture: this bucket is served eager, and says why
             backend = self._runner.dispatcher.resolved.name
-            self._leave_eager([bucket], f"capture with attention backend {backend!r} failed: {first_line(error)}")
+            self._leave_eager([bucket], f"capture with attention backend {backend!r} failed: {in_one_line(error)}")
             self._progress(f"{bucket}: {self._records[bucket].reason}")
             return
         self._note(bucket, capture_ms=(time.perf_counter() - started) * 1e3, memory_bytes=memory)
@@ -168,7 +168,7 @@ class BucketProof:
             raise
         except Exception as error:
             reason = self._records[bucket].reason
-            self._disable(bucket, f"{reason}{reason and '; '}eager fails at this size: {first_line(error)}")
+            self._disable(bucket, f"{reason}{reason and '; '}eager fails at this size: {in_one_line(error)}")
             self._note(bucket, serves=False)
             return None
         known = self._records[bucket].eager_ms
@@ -180,7 +180,7 @@ class BucketProof:
         try:
             replayed, replay_ms = timed(self._runner, bucket, trial.inputs)
         except Exception as error:  # a replay that fails at start would fail later as well
-            self._disable(bucket, f"replay failed: {first_line(error)}")
+            self._disable(bucket, f"replay failed: {in_one_line(error)}")
             return
         found = replayed[: len(trial.places)]
         fault = self._fault(found, trial.expected)
@@ -253,7 +253,10 @@ def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[np.ndarr
     return vectors.numpy(), (time.perf_counter() - started) * 1e3
 
 
-def first_line(error: Exception) -> str:
-    """An error in one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def in_one_line(error: Exception) -> str:
+    """An error's first line, and, where that is a code of torch_npu's, the line that explains it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    told = [line for line in lines[1:] if not line.startswith("[ERROR]")] if "error code is" in lines[0] else []
+    return ": ".join([lines[0], *told[:1]])
