@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import grpc
 import psutil
@@ -26,18 +26,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from deployments.events import FAILED_STAGE, FleetEvent, Stage
 from deployments.processes import become_subreaper, end_processes
+from deployments.wire import one_line
 from encoder.errors import EncoderError, NotReady
 from encoder.v1 import encoder_pb2 as pb
 from encoder.v1 import encoder_pb2_grpc
 
 POLL_S = 0.2
+RAY_ATTEMPTS = 3
 ROUTER_GRACE_S = 5.0
 LEFTOVER_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the host is to run; `router` is the router's settings, or None for no router."""
+    """What the host is to run; `router` is the router's settings, or None for no router; `started` is monotonic."""
 
     folder: str
     document: dict[str, Any]
@@ -48,6 +50,8 @@ class Order:
     startup_timeout_s: float
     events: int
     router: dict[str, Any] | None
+    started: float
+    attempt: int = 1
 
 
 class Stopped(Exception):
@@ -59,7 +63,6 @@ class Host:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._started = time.monotonic()
         self._events: BinaryIO = os.fdopen(order.events, "wb", buffering=0)
         self._router: subprocess.Popen[str] | None = None
         self._up = False
@@ -83,15 +86,16 @@ class Host:
         except EncoderError as error:
             self._tell("failed", str(error))
         except Exception as error:
-            self._tell("failed", f"{type(error).__name__}: {' '.join(str(error).split())[:2000]}")
+            self._tell("failed", f"{type(error).__name__}: {one_line(str(error))}")
         return 1
 
     def stop(self) -> None:
         """Ends the router, Serve and Ray in this order, then whatever is left of this process's descendants."""
         if self._router is not None and self._router.poll() is None:
             end_processes([psutil.Process(self._router.pid)], ROUTER_GRACE_S)
-        if "ray" in sys.modules:
-            import ray
+        ray = sys.modules.get("ray")
+        # Serve would start a Ray of its own to look for something to shut down.
+        if ray is not None and ray.is_initialized():
             from ray import serve
 
             for shut_down in (serve.shutdown, ray.shutdown):
@@ -103,18 +107,34 @@ class Host:
         self._tell("ray", "starting")
         import ray
 
-        ray.init(
-            address="local",
-            num_cpus=self._order.cpus,
-            num_gpus=self._order.gpus,
-            resources=self._order.resources,
-            object_store_memory=self._order.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=self._order.folder,
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=self._order.cpus,
+                num_gpus=self._order.gpus,
+                resources=self._order.resources,
+                object_store_memory=self._order.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=self._order.folder,
+            )
+        except Exception as error:
+            if self._order.attempt == RAY_ATTEMPTS:
+                raise
+            self._tell("ray", f"failed to start, trying again: {one_line(str(error))}")
+            self._begin_again()
         self._tell("ray", "up")
+
+    def _begin_again(self) -> NoReturn:
+        """The same order in a fresh image of this process: Ray keeps traces of a failed start in the old one.
+
+        Ray gives its processes 30 s to come up, which a machine under load may need more than once.
+        """
+        end_processes(psutil.Process().children(recursive=True), LEFTOVER_GRACE_S)
+        self._pause(0)
+        again = replace(self._order, attempt=self._order.attempt + 1)
+        os.execv(sys.executable, [sys.executable, "-m", "deployments.fleet_host", json.dumps(asdict(again))])
 
     def _start_serve(self) -> None:
         self._tell("serve", "starting")
@@ -215,11 +235,11 @@ class Host:
         """Waits; raises Stopped at the end of standard input, NotReady when the start takes too long."""
         if self._input.select(timeout=seconds) and not os.read(sys.stdin.fileno(), 1024):
             raise Stopped
-        if not self._up and time.monotonic() - self._started > self._order.startup_timeout_s:
+        if not self._up and time.monotonic() - self._order.started > self._order.startup_timeout_s:
             raise NotReady(f"the fleet is not up after {self._order.startup_timeout_s:g} s")
 
     def _tell(self, stage: Stage, message: str, *, pool: str = "", replica: str = "", port: int = 0) -> None:
-        event = FleetEvent(stage, message, round(time.monotonic() - self._started, 2), pool, replica, port)
+        event = FleetEvent(stage, message, round(time.monotonic() - self._order.started, 2), pool, replica, port)
         with suppress(BrokenPipeError):
             self._events.write(event.to_line().encode())
 
@@ -260,9 +280,9 @@ def _stop_on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Runs one fleet; the parent's order comes first on standard input."""
+    """Runs one fleet; the order comes first on standard input, or as an argument of this process's own."""
     become_subreaper()
-    order = Order(**json.loads(sys.stdin.buffer.readline()))
+    order = Order(**json.loads(sys.argv[1] if len(sys.argv) > 1 else sys.stdin.buffer.readline()))
     host = Host(order)
     signal.signal(signal.SIGTERM, _stop_on_signal)
     status = 1

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -173,6 +174,7 @@ class LocalFleet:
             "object_store_bytes": settings.object_store_bytes,
             "startup_timeout_s": settings.startup_timeout_s,
             "events": events_write,
+            "started": time.monotonic(),
             "router": _router_settings(settings, config) if settings.router else None,
         }
         self._host = subprocess.Popen(
