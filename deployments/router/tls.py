@@ -15,6 +15,12 @@ from deployments.router.watched import Signature, signature
 from encoder.errors import InvalidInput
 
 logger = logging.getLogger(__name__)
+# What OpenSSL says, in words.
+_SSL_REASONS = {
+    "KEY_VALUES_MISMATCH": "key and certificate do not belong together",
+    "NO_START_LINE": "a file holds no PEM",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "a file holds no PEM certificate",
+}
 
 
 class ServerCertificates:
@@ -90,11 +96,6 @@ def _no_password() -> str:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        words = error.reason or str(error)
-        known = {
-            "KEY_VALUES_MISMATCH": "key and certificate do not belong together",
-            "NO_START_LINE": "a file holds no PEM",
-            "NO_CERTIFICATE_OR_CRL_FOUND": "a file holds no PEM certificate",
-        }
-        return known.get(words, words.lower().replace("_", " "))
+        said = error.reason or str(error)
+        return _SSL_REASONS.get(said, "a file holds no PEM of its kind" if "PEM lib" in said else said)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

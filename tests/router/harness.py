@@ -67,12 +67,13 @@ async def fleet(
     extra: Sequence[dict[str, object]] = (),
     wait: bool = True,
     own_address: bool = True,
+    credentials: grpc.ChannelCredentials | None = None,
     **overrides: Any,
 ) -> AsyncIterator[Fleet]:
     """Starts the pools (each at an address of its own, or all at one) and a router that knows them.
 
     `towers`: the settings say what each serves; else the router asks. `extra`: targets that nobody serves. `wait`:
-    until all pools are healthy.
+    until all pools are healthy. `credentials`: of the client's channel.
     """
     async with AsyncExitStack() as stack:
         servers: dict[str, PoolServer] = {}
@@ -95,9 +96,12 @@ async def fleet(
         await router.start()
         # A test's own message size is not what is under test.
         options = (("grpc.max_receive_message_length", -1),)
-        channel = await stack.enter_async_context(
-            grpc.aio.insecure_channel(f"127.0.0.1:{router.port}", options=options)
-        )
+        address = f"127.0.0.1:{router.port}"
+        if credentials is None:
+            opened = grpc.aio.insecure_channel(address, options=options)
+        else:
+            opened = grpc.aio.secure_channel(address, credentials, options=options)
+        channel = await stack.enter_async_context(opened)
         started = Fleet(router, servers, channel)
         if wait:
             await started.until_healthy(*(pool.name for pool in pools))

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 
 import grpc
 import pytest
@@ -11,7 +10,6 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from deployments.router import logs
 from deployments.router.server import Router, server_options
 from encoder.errors import InvalidInput
 from encoder.v1 import encoder_pb2 as pb
@@ -158,21 +156,6 @@ async def test_metrics_are_served_and_count() -> None:
     assert after['calls_in_flight{method="EncodeImages"}'] == 0.0
     assert after['pool_in_flight_items{pool="vision-cpu"}'] == 0.0
     assert after['calls_total{code="OK",' + of_images] == 4.0
-
-
-@pytest.fixture
-def lines() -> io.StringIO:
-    """What the router logs at INFO, as it would stand on stderr."""
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logs.JsonLines())
-    logger = logging.getLogger("deployments.router")
-    logger.addHandler(handler)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    yield stream
-    logger.removeHandler(handler)
-    logger.setLevel(level)
 
 
 async def test_the_access_log_tells_the_call_and_never_its_content(lines: io.StringIO) -> None:
