@@ -8,8 +8,8 @@ def open_device(kind: str, index: int, claimed: int) -> Device:
     """Raises Unsupported when torch_npu is missing or its runtime sees no such device."""
     try:
         import torch_npu
-    except ImportError as error:
-        first_line = str(error).splitlines()[0]
+    except (ImportError, OSError, RuntimeError) as error:  # of a missing library, or of CANN's own start
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise Unsupported(
             f"device kind 'npu': torch_npu cannot be imported ({first_line}): install it and CANN"
         ) from None
@@ -18,7 +18,10 @@ def open_device(kind: str, index: int, claimed: int) -> Device:
     npu = torch.npu  # type: ignore[attr-defined]
     count = npu.device_count()
     if index >= count:
-        raise Unsupported(f"npu device {index}: this process sees {count}; check ASCEND_RT_VISIBLE_DEVICES")
+        raise Unsupported(
+            f"npu device {index} of {claimed} claimed: this process sees {count}; check the replica's resources and "
+            "ASCEND_RT_VISIBLE_DEVICES, from which ids that do not exist vanish without a word"
+        )
     name = str(npu.get_device_name(index))
     return Device(
         kind=kind,
