@@ -99,6 +99,9 @@ class FakePool:
     probe_failure: Failure | None = None
     # Failure of ListModels and GetBackendReport.
     unlisted: Failure | None = None
+    # Failure of GetBackendReport alone; and how often it was asked for.
+    report_failure: Failure | None = None
+    reports: int = 0
     # While this is clear, requests wait.
     released: asyncio.Event = field(default_factory=asyncio.Event)
     # Probes are never answered.
@@ -239,8 +242,10 @@ class FakePool:
         return pb.ListModelsResponse(models=[model]).SerializeToString()
 
     async def report(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        if self.unlisted is not None:
-            await context.abort(self.unlisted.code, self.unlisted.details)
+        self.reports += 1
+        failure = self.unlisted or self.report_failure
+        if failure is not None:
+            await context.abort(failure.code, failure.details)
         checks = [] if self.self_check is None else [pb.SelfCheckReport(backend="sdpa", passed=self.self_check)]
         replicas = [
             pb.ReplicaReport(

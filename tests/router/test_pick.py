@@ -127,3 +127,85 @@ def test_a_model_that_is_down_still_keeps_its_vectors_apart() -> None:
 
 def test_an_idle_pool_has_no_ceiling() -> None:
     assert view("a").ceiling == math.inf
+
+
+def with_rules(wanted: Wanted, pools: list[PoolView], **rules: object) -> str | Refusal:
+    return choice.pick(wanted, pools, replace(Rules(), **rules))
+
+
+def test_a_pool_in_quarantine_is_not_chosen_and_a_pinned_one_is_refused_with_the_reason() -> None:
+    pools = [view("a", 100, quarantine="its vectors differ"), view("b", 1)]
+    assert pick(IMAGE, pools) == "b"
+    assert pick(replace(IMAGE, avoid=frozenset({"b"})), pools) == "b"
+    pinned = refusal(Wanted("vision", 1, pool="a"), pools)
+    assert pinned.code is Code.FAILED_PRECONDITION
+    assert "its vectors differ" in pinned.message
+    # Down or not: it is not to be waited for.
+    pools[0] = replace(pools[0], healthy=False)
+    assert refusal(Wanted("vision", 1, pool="a"), pools).code is Code.FAILED_PRECONDITION
+    # When nothing else is left, wrong vectors are still worse than none.
+    pools[1] = replace(pools[1], healthy=False)
+    nothing = refusal(IMAGE, pools)
+    assert nothing.code is Code.UNAVAILABLE
+    assert "a is in quarantine, its vectors differ" in nothing.message
+
+
+def test_an_ejected_pool_is_chosen_only_when_there_is_no_other() -> None:
+    pools = [view("a", 100, ejected=True), view("b", 1)]
+    assert pick(IMAGE, pools) == "b"
+    # A pool that has just failed this request is still better than one that fails most.
+    assert pick(replace(IMAGE, avoid=frozenset({"b"})), pools) == "b"
+    assert pick(IMAGE, [pools[0], replace(pools[1], ejected=True)]) == "a"
+    assert pick(Wanted("vision", 1, pool="a"), pools) == "a"
+
+
+CAUSAL = {"text": frozenset({"causal"})}
+TEXT = Wanted("text", 1)
+
+
+def text_view(name: str, speed: float, **changes: object) -> PoolView:
+    return view(name, speed, tower="text", **changes)
+
+
+def test_masked_calls_prefer_a_pool_whose_backend_takes_the_mask() -> None:
+    lacking, taking = text_view("a", 1000, lacks=CAUSAL), text_view("b", 1)
+    assert pick(TEXT, [lacking, taking]) == "b"
+    # However much is in flight there.
+    assert pick(TEXT, [lacking, replace(taking, in_flight=10_000)]) == "b"
+    # What the other tower lacks does not count.
+    assert pick(TEXT, [replace(lacking, lacks={"vision": frozenset({"additive"})}), taking]) == "a"
+    # While that pool cannot, the other one does it with the fallback.
+    assert pick(TEXT, [lacking, replace(taking, healthy=False)]) == "a"
+    assert pick(TEXT, [lacking, replace(taking, quarantine="foreign")]) == "a"
+    assert pick(TEXT, [lacking, replace(taking, ejected=True)]) == "a"
+    assert pick(Wanted("text", 1, pool="a"), [lacking, taking]) == "a"
+    assert pick(TEXT, [replace(lacking, ejected=True), replace(taking, ejected=True)]) == "b"
+
+
+def test_required_masks_are_never_left_to_the_fallback() -> None:
+    lacking, taking = text_view("a", 1000, lacks=CAUSAL), text_view("b", 1)
+    assert with_rules(TEXT, [lacking, taking], masks="require") == "b"
+    assert with_rules(TEXT, [lacking, replace(taking, ejected=True)], masks="require") == "b"
+    for wanted, pools, code in (
+        (TEXT, [lacking], Code.FAILED_PRECONDITION),
+        (Wanted("text", 1, pool="a"), [lacking, taking], Code.FAILED_PRECONDITION),
+        # One that could is only away.
+        (TEXT, [lacking, replace(taking, healthy=False)], Code.UNAVAILABLE),
+        (TEXT, [lacking, replace(taking, quarantine="foreign")], Code.UNAVAILABLE),
+        (TEXT, [replace(lacking, healthy=False)], Code.UNAVAILABLE),
+    ):
+        refused = with_rules(wanted, pools, masks="require")
+        assert isinstance(refused, Refusal)
+        assert refused.code is code
+        if code is Code.FAILED_PRECONDITION:
+            assert "a lacks causal" in refused.message
+    # Pictures of the same pools need no mask.
+    assert with_rules(IMAGE, [view("v", lacks={"text": frozenset({"causal"})})], masks="require") == "v"
+
+
+def test_a_growing_fleet_may_still_get_the_pool_that_is_missing() -> None:
+    for pools in ([], [view("v")]):
+        none_yet = with_rules(TEXT, pools, growing=True)
+        assert isinstance(none_yet, Refusal)
+        assert none_yet.code is Code.UNAVAILABLE
+        assert refusal(TEXT, pools).code is Code.FAILED_PRECONDITION
