@@ -17,6 +17,7 @@ from deployments.processes import (
     marked_processes,
     port_is_free,
 )
+from encoder.errors import Unsupported
 
 SLEEP = "import time; time.sleep(60)"
 # Says when it is deaf to SIGTERM.
@@ -42,6 +43,15 @@ def test_blocks_do_not_overlap_and_come_back():
     with pytest.raises(ValueError, match="offset 64"):
         one.port(64)
     one.release()  # twice is no error
+
+
+def test_a_block_that_is_held_is_not_given_twice(monkeypatch):
+    with PortBlock.reserve() as block:
+        monkeypatch.setattr("deployments.processes.BLOCK_RANGE", (block.first, block.first + BLOCK_SIZE))
+        with pytest.raises(Unsupported, match="no 64 free ports"):
+            PortBlock.reserve()
+    with PortBlock.reserve() as again:
+        assert again.first == block.first
 
 
 def test_a_block_with_a_taken_port_is_passed_over(monkeypatch):

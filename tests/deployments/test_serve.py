@@ -4,6 +4,7 @@ The oracle of vectors is transformers' own CLIPModel on the demo checkpoint, wit
 """
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -210,10 +211,12 @@ class TestFailures:
             return (await reports(client, TEXT))[0].counters["calls_cancelled"]
 
         before = await cancelled_calls()
-        async with asyncio.timeout(30):
+        # Cancelled later and later, until one was in the replica and not answered yet.
+        waits = itertools.cycle([0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32])
+        async with asyncio.timeout(120):
             while await cancelled_calls() == before:
                 call = client.EncodeText(of_texts(*["a red circle"] * MAX_TEXTS), **to(TEXT))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(next(waits))
                 call.cancel()
         # What was cancelled left no room taken.
         await client.EncodeText(of_texts(*["a"] * MAX_TEXTS), **to(TEXT))
