@@ -20,28 +20,30 @@ from encoder.device import Device, compute_capability
 class Version:
     """One of the packages: the modules it needs, the first with `flash_attn_varlen_func`, and its compute capabilities.
 
-    `unbounded`: how its windows say that a side has no bound.
+    `not_on`: capabilities within the majors that are left out. `unbounded`: how its windows say that a side is open.
     """
 
     number: int
     modules: tuple[str, ...]
-    least_major: int
-    greatest_major: int
+    majors: frozenset[int]
+    not_on: frozenset[tuple[int, int]] = frozenset()
     unbounded: int | None = -1
 
 
+# Best first: 3 was made for sm_90, where 4 is young; 4 for sm_100.
 VERSIONS = (
+    Version(3, ("flash_attn_interface",), frozenset({9})),
     # -1 would be taken as a bound here: a causal call would see no key but those from its own on.
-    Version(4, ("flash_attn.cute", "cutlass"), 9, 10, unbounded=None),
-    Version(3, ("flash_attn_interface",), 9, 9),
-    Version(2, ("flash_attn",), 8, 12),
+    Version(4, ("flash_attn.cute", "cutlass"), frozenset({9, 10}), frozenset({(10, 3)}), unbounded=None),
+    Version(2, ("flash_attn",), frozenset({8, 9, 10, 11, 12})),
 )
 
 
-def newest_installed(major: int) -> Version | None:
-    """The newest flash-attn that is installed and made for a device's major compute capability."""
+def installed_version(capability: tuple[int, int]) -> Version | None:
+    """The best flash-attn that is installed and made for a device's compute capability."""
     for version in VERSIONS:
-        if version.least_major <= major <= version.greatest_major and all(_is_there(m) for m in version.modules):
+        made_for_it = capability[0] in version.majors and capability not in version.not_on
+        if made_for_it and all(_is_there(module) for module in version.modules):
             return version
     return None
 
@@ -75,7 +77,7 @@ class FlashAttention(AttentionBackend):
         capability = compute_capability(device)
         if capability < (8, 0):
             return f"it needs sm_80 or newer, this is {device.architecture}"
-        if newest_installed(capability[0]) is None:
+        if installed_version(capability) is None:
             return f"no flash-attn for {device.architecture} is installed"
         return None
 
@@ -105,7 +107,7 @@ class FlashAttention(AttentionBackend):
 
     @staticmethod
     def _load(device: torch.device) -> tuple[Version, Callable[..., Any]]:
-        version = newest_installed(torch.cuda.get_device_capability(device)[0])
+        version = installed_version(torch.cuda.get_device_capability(device))
         if version is None:
             raise ImportError("no flash-attn for this device is installed")
         return version, import_module(version.modules[0]).flash_attn_varlen_func
