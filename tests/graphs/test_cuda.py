@@ -1,0 +1,120 @@
+"""CUDA graphs on a real GPU: whole engines, packed towers, wrong graphs, and what a failed capture leaves behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from encoder.engine import Engine
+from encoder.graphs import proof, registry
+from encoder.graphs.captured import Captured
+from encoder.graphs.cuda import CudaGraphRunner
+from encoder.graphs.runner import Bucket
+from encoder.models import tower as towers
+from encoder.models.tower import Inputs
+from encoder.settings import EngineSettings
+from tests.support.checkpoints import worst_cosine
+from tests.support.packed_tower import FAMILY, alone, pictures, sharp_vit, write_packed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def any_speed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
+
+
+@pytest.fixture
+def packed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(towers, "FAMILIES", {**towers.FAMILIES, **FAMILY})
+    return write_packed(tmp_path / "packed")
+
+
+def load(**values: object) -> Engine:
+    return Engine.load(EngineSettings.model_validate({"device": "cuda", "buckets": [1, 4], **values}))
+
+
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_the_demo_model(tower: str) -> None:
+    engine = load(tower=tower)
+    report = engine.report()
+    assert report.backend.name in (("varlen", "flash_attn") if tower == "vision" else ("sdpa",))
+    assert {(graph.runner, graph.state) for graph in report.graphs} == {("cuda", "ready")}
+    assert all(check.passed for check in report.self_checks) and report.notes == ()
+    on_cpu = Engine.load(EngineSettings.model_validate({"tower": tower, "dtype": "float32", "runner": "eager"}))
+    assert worst_cosine(engine.golden_vectors(), on_cpu.golden_vectors()) >= 0.999
+    eager = load(tower=tower, runner="eager")
+    assert worst_cosine(engine.golden_vectors(), eager.golden_vectors()) >= 0.9999
+
+
+@pytest.mark.parametrize("backend", ["varlen", "sdpa"])
+def test_a_packed_tower(backend: str, packed_folder: Path) -> None:
+    engine = load(model=str(packed_folder), attention_backend=backend)
+    assert [graph.state for graph in engine.report().graphs] == ["eager", "ready", "ready", "ready"]
+    module = sharp_vit(80, 16)
+    for lengths in ([5], [9, 7], [7, 9], [16, 16, 16, 16], [1, 1, 1], [16, 3, 9, 11, 2]):
+        items = pictures(lengths, seed=sum(lengths))
+        found = engine.forward(items)
+        assert (found.runner, found.attention_backend, found.fallback_reason) == ("cuda", backend, None)
+        assert worst_cosine(found.vectors, np.stack([alone(module, item) for item in items])) >= 0.999
+
+
+class FreesBuffers(CudaGraphRunner):
+    """Keeps copies in the place of the buffers that the graph reads."""
+
+    def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
+        kept = super()._capture(bucket, inputs)
+        copies = {name: tensor.clone() for name, tensor in kept.inputs.items()}
+        return Captured(kept.graph, copies, None, kept.output, kept.trace)
+
+
+class ForgetsOneInput(CudaGraphRunner):
+    def run(self, bucket: Bucket, inputs: Inputs) -> Any:
+        name = next(iter(inputs))
+        return super().run(bucket, {**inputs, name: self._captured[bucket].inputs[name].cpu()})
+
+
+class WaitsInside(CudaGraphRunner):
+    """A forward that waits for the device cannot be captured."""
+
+    def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
+        forward: Callable[[Inputs], torch.Tensor] = self.tower.forward
+
+        def waiting(given: Inputs) -> torch.Tensor:
+            vectors = forward(given)
+            return vectors * (1.0 if float(vectors.sum()) else 2.0)
+
+        self.tower.forward = waiting  # type: ignore[method-assign]
+        try:
+            return super()._capture(bucket, inputs)
+        finally:
+            self.tower.forward = forward  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "reason"),
+    [
+        (FreesBuffers, "disabled", "replay "),
+        (ForgetsOneInput, "disabled", "replay differs from eager"),
+        (WaitsInside, "eager", "capture with attention backend "),
+    ],
+)
+def test_graphs_that_are_wrong_are_found_out(
+    kind: type[CudaGraphRunner], state: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "RUNNERS", {**registry.RUNNERS, "cuda": f"{__name__}:{kind.__name__}"})
+    engine = load()
+    assert {graph.state for graph in engine.report().graphs} == {state}
+    assert all(graph.reason.startswith(reason) for graph in engine.report().graphs)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    monkeypatch.undo()
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
+    right = load()
+    assert {graph.state for graph in right.report().graphs} == {"ready"}
+    assert worst_cosine(engine.golden_vectors(), right.golden_vectors()) >= 0.9999
