@@ -25,11 +25,11 @@ class CudaGraphRunner(CapturingRunner):
     def accelerator(self) -> Any:
         return torch.cuda
 
-    def new_graph(self) -> torch.cuda.CUDAGraph:
-        return torch.cuda.CUDAGraph()
+    def new_graph(self) -> Any:
+        return self.accelerator.CUDAGraph()
 
     def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = torch.cuda.graph(
+        context: AbstractContextManager[Any] = self.accelerator.graph(
             graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         )
         return context

@@ -1,0 +1,112 @@
+"""A device in the place of torch.cuda: it records the operators of a capture and replays them on fixed tensors.
+
+As on a GPU a graph knows addresses: inputs are read where they were, outputs are written where they were, whatever was
+read on the host is baked in, and waiting for the device spoils a capture. As with torch, the end of a spoilt capture
+raises and leaves its stream current.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::item"}
+
+
+class Stream:
+    """A name; everything here runs at once."""
+
+    def wait_stream(self, other: "Stream") -> None:
+        """It has run already."""
+
+
+class Graph(TorchDispatchMode):
+    """Operators with the tensors that they read and the tensors that took their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[tuple[Any, Any, Any, Any]] = []
+        self.spoilt = False
+        self.replays = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.name() in WAITS:
+            self.spoilt = True
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nand more lines")
+        result = func(*args, **kwargs)
+        self.recorded.append((func, args, kwargs, result))
+        return result
+
+    def replay(self) -> None:
+        self.replays += 1
+        with torch.inference_mode():
+            for func, args, kwargs, result in self.recorded:
+                again = func(*args, **kwargs)
+                for place, value in zip(tree_leaves(result), tree_leaves(again), strict=True):
+                    if isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr():
+                        place.copy_(value)
+
+
+class RecordingDevice:
+    """What a runner asks of torch.cuda. `reserved`: bytes that `memory_reserved` tells, raised by each capture."""
+
+    CUDAGraph = Graph
+
+    def __init__(self, bytes_per_graph: int = 1 << 20) -> None:
+        self.default = Stream()
+        self.current = self.default
+        self.pools: list[Any] = []
+        self.used_pools: list[Any] = []
+        self.reserved = 0
+        self.bytes_per_graph = bytes_per_graph
+
+    def device(self, index: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def Stream(self, device: int) -> Stream:
+        return Stream()
+
+    def current_stream(self, device: int | None = None) -> Stream:
+        return self.current
+
+    def set_stream(self, stream: Stream) -> None:
+        self.current = stream
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def graph_pool_handle(self) -> object:
+        self.pools.append(object())
+        return self.pools[-1]
+
+    def memory_reserved(self, device: int) -> int:
+        return self.reserved
+
+    def synchronize(self) -> None:
+        """It has run already."""
+
+    def empty_cache(self) -> None:
+        """Nothing is cached."""
+
+    @contextmanager
+    def graph(self, graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local" and pool is self.pools[-1]
+        self.used_pools.append(pool)
+        before, self.current = self.current, stream
+        try:
+            with graph:
+                yield
+        finally:
+            if graph.spoilt:
+                raise RuntimeError("CUDA error: capture was invalidated")
+            self.current = before
+        self.reserved += self.bytes_per_graph
