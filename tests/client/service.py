@@ -85,6 +85,8 @@ class Service(encoder_pb2_grpc.EncoderServiceServicer):
         grpc.StatusCode.UNAVAILABLE, "draining"
     )
     stream_received: list[str] = field(default_factory=list)
+    # A stream's items are answered in pairs, and one that nothing follows after so many seconds.
+    alone_after: float = 0.05
     full_queue_delay: float = 0.05
     in_flight: int = 0
     most_in_flight: int = 0
@@ -190,7 +192,7 @@ class Service(encoder_pb2_grpc.EncoderServiceServicer):
                 if len(held) >= 2:
                     release()
                 else:
-                    timer = threading.Timer(0.05, release)
+                    timer = threading.Timer(self.alone_after, release)
                     timer.start()
         except grpc.RpcError:
             pass

@@ -78,7 +78,7 @@ def test_the_deadline_covers_the_retries(connect, service):
     service.fail_next(Code.UNAVAILABLE, retry_after=0.5)
     connect(timeout=8.0).encode_images([b"x"])
     first, second = (call.seconds_left for call in service.seen)
-    assert 7 < first < 8.1 and second < first - 0.4
+    assert first < 8.1 and second < first - 0.4
 
 
 def test_no_answer_in_time(connect, service, running):
