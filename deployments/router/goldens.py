@@ -46,7 +46,12 @@ class GoldenAnswers:
     def covers(self, replicas: Iterable[str]) -> bool:
         """Whether each of these replicas, and each that answered at all, gave all golden inputs."""
         wanted = {*replicas, *self.by_replica}
-        return bool(wanted) and all(len(self.by_replica.get(replica, {})) == COUNT for replica in wanted)
+        return bool(wanted) and all(is_complete(self.by_replica.get(replica, {})) for replica in wanted)
+
+
+def is_complete(vectors: Vectors) -> bool:
+    """Whether a replica was asked for all golden inputs."""
+    return len(vectors) == COUNT
 
 
 async def encode_goldens(
@@ -59,7 +64,8 @@ async def encode_goldens(
     answers = GoldenAnswers()
     requests = list(_requests(tower, model, settings.items_per_call))
     for call in range(settings.max_calls):
-        numbers, request = requests[call % len(requests)]
+        # Each pass begins one further on: replicas that answer by turns shall not get the same inputs again.
+        numbers, request = requests[(call + call // len(requests)) % len(requests)]
         metadata = (
             (APPLICATION_METADATA, pool.name),
             (TIMEOUT_METADATA, f"{settings.timeout_s * 1e3:.0f}"),

@@ -44,6 +44,8 @@ class Keeper:
         self._began = float("-inf")
         self._asked = float("-inf")
         self._probed = float("-inf")
+        # Set from when the pool has changed until its golden vectors were looked at.
+        self._unchecked = False
         self._chance = random.Random()
 
     async def run(self) -> None:
@@ -71,9 +73,11 @@ class Keeper:
                 self._probed = started
                 for tower in sorted(pool.towers or ()):
                     await probe(pool, cast(TowerName, tower), self._settings.timeout_s)
-            checking = self._checking_is_due(changed, started)
+            self._unchecked |= changed
+            checking = self._checking_is_due(started)
             if checking:
                 await self._quarantine.check(pool)
+                self._unchecked = False
         except (grpc.aio.AioRpcError, PoolUnfit) as error:
             self._quarantine.arrived(pool)
             await self._failed(error, started)
@@ -88,7 +92,7 @@ class Keeper:
         pool = self._pool
         return pool.models is None or not pool.healthy or now - self._asked >= self._settings.refresh_s
 
-    def _checking_is_due(self, changed: bool, now: float) -> bool:
+    def _checking_is_due(self, now: float) -> bool:
         """Whether the golden inputs shall be encoded: before the pool comes into force, and whenever it may differ."""
         pool, settings = self._pool, self._quarantine.settings
         if not settings.enabled:
@@ -96,9 +100,11 @@ class Keeper:
         if not pool.healthy:
             return True
         since = now - self._quarantine.checked_at(pool)
-        if changed or pool.quarantine or not self._quarantine.knows(pool):
-            return since >= settings.recheck_s
-        return since >= settings.interval_s
+        return since >= (settings.recheck_s if self._is_in_question() else settings.interval_s)
+
+    def _is_in_question(self) -> bool:
+        """Whether the golden vectors that the pool has shown may not be those it computes now."""
+        return self._unchecked or bool(self._pool.quarantine) or not self._quarantine.knows(self._pool)
 
     def _probing_is_due(self, now: float) -> bool:
         """Whether traffic has not proven lately that the pool works."""
@@ -150,9 +156,10 @@ class Keeper:
         if not pool.healthy or self._failures:
             await asyncio.sleep(min(settings.recheck_s, settings.interval_s))
             return
+        agreement = self._quarantine.settings
         pause = settings.interval_s
-        if pool.quarantine:
-            pause = min(pause, self._quarantine.settings.recheck_s)
+        if agreement.enabled and self._is_in_question():
+            pause = min(pause, agreement.recheck_s)
         try:
             async with asyncio.timeout(pause * self._chance.uniform(1.0 - _JITTER, 1.0 + _JITTER)):
                 await pool.alarm.wait()

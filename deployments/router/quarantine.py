@@ -8,11 +8,11 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import cast
 
 from deployments.router.agreement import Evidence, Verdict, judge
-from deployments.router.goldens import encode_goldens
+from deployments.router.goldens import GoldenAnswers, Vectors, encode_goldens, is_complete
 from deployments.router.logs import log_event
 from deployments.router.metrics import Metrics
 from deployments.router.pools import Pool, PoolSet
@@ -49,9 +49,7 @@ class Quarantine:
                 group = (cast(TowerName, tower), model)
                 answers = await encode_goldens(pool, group[0], model, inventory.replicas, self.settings)
                 former = self._shown.get(group, {}).get(pool.name)
-                # A replica that was not reached this time, but is still there, computes what it computed.
-                kept = former.vectors if former is not None else {}
-                vectors = {name: kept[name] for name in inventory.replicas & kept.keys()} | answers.by_replica
+                vectors = _merged(former, answers, inventory.replicas)
                 listed = {report.fingerprint for report in pool.reports if report.model == model} - {""}
                 shown[group] = Evidence(
                     pool.name,
@@ -75,8 +73,10 @@ class Quarantine:
     def knows(self, pool: Pool) -> bool:
         """Whether each replica that the pool reports has shown its vectors."""
         replicas = pool.inventory.replicas if pool.inventory is not None else frozenset()
-        shown = [evidence.vectors.keys() for _, evidence in self._of(pool)]
-        return bool(shown) and all(replicas <= vectors for vectors in shown)
+        shown = [evidence.vectors for _, evidence in self._of(pool)]
+        return bool(shown) and all(
+            is_complete(vectors.get(replica, {})) for vectors in shown for replica in (*replicas, *vectors)
+        )
 
     def vet(self, pool: Pool, tower: TowerName, source: pb.Provenance) -> str:
         """Why an answer of the pool with this source must not be used; empty when it may be.
@@ -169,3 +169,14 @@ class Quarantine:
         elif pool.quarantine and not reason:
             log_event(logger, logging.WARNING, "pool_agrees_again", {"pool": pool.name})
         pool.quarantine = reason
+
+
+def _merged(former: Evidence | None, answers: GoldenAnswers, present: Collection[str]) -> Mapping[str, Vectors]:
+    """The new vectors, and the former ones of what was not asked this time: a replica computes what it computed.
+
+    Of replicas that are neither `present` nor have answered, nothing is kept.
+    """
+    kept = former.vectors if former is not None else {}
+    return {
+        name: {**kept.get(name, {}), **answers.by_replica.get(name, {})} for name in {*present, *answers.by_replica}
+    }
