@@ -7,7 +7,7 @@ PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick lint types proto lock clean
+.PHONY: help demo serve test test-quick lint types k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -41,6 +41,9 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy
+
+k8s: $(READY) ## render every Kubernetes overlay and validate it
+	@$(BIN)/python -m k8s.validate
 
 proto: $(READY) ## write the generated code anew from the .proto
 	@echo "generating encoder/v1 from $(PROTO)"
