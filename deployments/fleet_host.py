@@ -115,6 +115,8 @@ class Host:
                 resources=self._order.resources,
                 object_store_memory=self._order.object_store_bytes,
                 include_dashboard=False,
+                # The outward address may change under a running fleet, as a laptop's does; loopback stays.
+                _node_ip_address="127.0.0.1",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _temp_dir=self._order.folder,

@@ -28,7 +28,7 @@ import psutil
 from deployments.events import FleetEvent
 from deployments.processes import MARK_VARIABLE, PortBlock, end_processes, marked_processes, port_is_free
 from deployments.serve_config import ServeConfig, claim_of, load_serve_config
-from deployments.settings import LocalSettings, ReplicaPorts, serve_environment
+from deployments.settings import LocalSettings, OwnPorts, serve_environment
 from encoder.errors import InvalidInput, NotReady
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ STOP_TIMEOUT_S = 60.0
 LEFTOVER_GRACE_S = 3.0
 # The host tells by itself that a start takes too long; this is for a host that hangs.
 ANSWER_GRACE_S = 30.0
-# A port block: two ports for HAProxy, three for the front, then the replicas' ranges.
+# A port block: two ports for HAProxy, three for the front, two for the fallback proxy, then the replicas' ranges.
 HTTP_OFFSETS, GRPC_OFFSETS = (8, 35), (36, 63)
 
 
@@ -197,9 +197,11 @@ class LocalFleet:
     def _environment(self, settings: LocalSettings) -> dict[str, str]:
         assert self._ports is not None and self._folder is not None
         port = self._ports.port
-        ports = ReplicaPorts(
+        ports = OwnPorts(
             haproxy_metrics=port(0),
             haproxy_stats=port(1),
+            fallback_http=port(5),
+            fallback_grpc=port(6),
             http=(port(HTTP_OFFSETS[0]), port(HTTP_OFFSETS[1])),
             grpc=(port(GRPC_OFFSETS[0]), port(GRPC_OFFSETS[1])),
         )

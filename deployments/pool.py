@@ -22,7 +22,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 from deployments import wire
 from deployments.events import FAILED_STAGE
 from deployments.settings import DEPLOYMENT_NAME, PoolSettings, parse_pool_settings
-from encoder.errors import EncoderError, InvalidInput, Overloaded
+from encoder.errors import EncoderError, InvalidInput, NotReady, Overloaded
 from encoder.v1 import encoder_pb2 as pb
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ logger = logging.getLogger("ray.serve")
 Response = TypeVar("Response")
 
 STARTUP_NAMESPACE = "vitfleet-startup"
-REPORT_TIMEOUT_S = 10.0
+# A report takes milliseconds; a replica that does not answer is named, within what the caller still waits.
+REPORT_TIMEOUT_S = 3.0
+REPORT_SHARE = 0.8
 
 
 class FailedStream(Exception):
@@ -99,9 +101,12 @@ class PoolReplica:
     async def GetBackendReport(
         self, request: pb.GetBackendReportRequest, grpc_context: RayServegRPCContext
     ) -> pb.GetBackendReportResponse:
-        async def get_backend_report(_: float | None) -> pb.GetBackendReportResponse:
+        async def get_backend_report(deadline: float | None) -> pb.GetBackendReportResponse:
             self._core.check_pool(request.pool)
-            return await self._pool_report()
+            if deadline is None:
+                return await self._pool_report(REPORT_TIMEOUT_S)
+            remaining_s = max(0.0, deadline - asyncio.get_running_loop().time())
+            return await self._pool_report(min(REPORT_TIMEOUT_S, REPORT_SHARE * remaining_s))
 
         return await self._answer(grpc_context, pb.GetBackendReportResponse, get_backend_report)
 
@@ -167,14 +172,14 @@ class PoolReplica:
         context.set_trailing_metadata(cast(list[tuple[str, str]], list(failure.trailing_metadata)))
         return failure
 
-    async def _pool_report(self) -> pb.GetBackendReportResponse:
-        """The reports of all replicas of this pool; those that do not answer are named in `unreachable`."""
+    async def _pool_report(self, timeout_s: float) -> pb.GetBackendReportResponse:
+        """The reports of all replicas of this pool. `unreachable` tells of those that do not answer in time; Serve then
+        hands out no others either, and the answer holds this replica's own.
+        """
         answer = pb.GetBackendReportResponse()
         handle = serve.get_deployment_handle(DEPLOYMENT_NAME, self._identity.pool)
         try:
-            results = await handle.broadcast("describe").results_async(
-                timeout_s=REPORT_TIMEOUT_S, return_exceptions=True
-            )
+            results = await handle.broadcast("describe").results_async(timeout_s=timeout_s, return_exceptions=True)
         except Exception as error:
             results = [error]
         for result in results:
@@ -182,15 +187,11 @@ class PoolReplica:
                 answer.replicas.append(pb.ReplicaReport.FromString(result))
                 continue
             logger.warning("pool=%s a replica gave no report", self._identity.pool, exc_info=result)
-            status = wire.status_of(_NoReport(f"a replica of pool {self._identity.pool} gave no report: ask again"))
+            status = wire.status_of(NotReady(f"a replica of pool {self._identity.pool!r} gave no report: ask again"))
             answer.unreachable.append(pb.PoolError(pool=self._identity.pool, error=status))
         if self._identity.replica not in {report.replica for report in answer.replicas}:
             answer.replicas.append(self._core.replica_report())
         return answer
-
-
-class _NoReport(EncoderError):
-    code = "UNAVAILABLE"
 
 
 def _deadline(context: RayServegRPCContext) -> float | None:

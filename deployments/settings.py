@@ -143,8 +143,11 @@ class LocalSettings(BaseModel):
     object_store_bytes: int = Field(80 * MIB, ge=80 * MIB, description="image bytes never pass through it")
 
 
-class ReplicaPorts(BaseModel):
-    """Ports of one machine that Serve's processes take for themselves in HAProxy mode; ranges are [first, last]."""
+class OwnPorts(BaseModel):
+    """Ports of one machine that Serve's processes take for themselves in HAProxy mode; ranges are [first, last].
+
+    `http` and `grpc` are the replicas'; the fallback proxy answers while an application has no replica.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -152,9 +155,11 @@ class ReplicaPorts(BaseModel):
     grpc: tuple[int, int]
     haproxy_metrics: int
     haproxy_stats: int
+    fallback_http: int
+    fallback_grpc: int
 
 
-def serve_environment(settings: ServeSettings, ports: ReplicaPorts | None, folder: Path | None) -> dict[str, str]:
+def serve_environment(settings: ServeSettings, ports: OwnPorts | None, folder: Path | None) -> dict[str, str]:
     """The variables that all Ray processes (head, workers, driver) need before they start.
 
     `ports` and `folder` keep several fleets on one machine apart; without them Serve's defaults hold.
@@ -167,6 +172,10 @@ def serve_environment(settings: ServeSettings, ports: ReplicaPorts | None, folde
         # Handlers run on the replica's own loop: no thread hop, and a stream is read only as fast as it is served.
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # By default a proxy that is not up after three times 5 s is killed and started again, which a slow machine may
+        # never get through.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "30",
     }
     if settings.proxy == "stock":
         return environment | {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
@@ -188,6 +197,8 @@ def serve_environment(settings: ServeSettings, ports: ReplicaPorts | None, folde
             "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(ports.grpc[1]),
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
         }
     if folder is not None:
         environment |= {

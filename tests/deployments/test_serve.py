@@ -4,6 +4,7 @@ The oracle of vectors is transformers' own CLIPModel on the demo checkpoint, wit
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import shutil
@@ -285,6 +286,23 @@ class TestLife:
         logs = Path(str(broken.error).rpartition("(logs: ")[2].rstrip(")"))
         assert list(logs.glob("session_*/logs/serve/replica_*.log"))
         shutil.rmtree(logs)
+
+    async def test_a_replica_that_hangs_is_told_of_in_the_report(self, fleets):
+        """What answers is the other replica; a call that lands on the hanging one just ends at its deadline."""
+        async with grpc.aio.insecure_channel(fleets["haproxy"].fleet.addresses.serve_grpc) as channel:
+            stub = encoder_pb2_grpc.EncoderServiceStub(channel)
+            hangs, _ = await reports(stub, VISION)
+            os.kill(hangs.pid, signal.SIGSTOP)
+            try:
+                request, answer = pb.GetBackendReportRequest(), pb.GetBackendReportResponse()
+                while not answer.unreachable:
+                    with contextlib.suppress(grpc.aio.AioRpcError):
+                        call = {**to(VISION, **deadline("2000")), "timeout": 4}
+                        answer = await stub.GetBackendReport(request, **call)
+            finally:
+                os.kill(hangs.pid, signal.SIGCONT)
+        assert [(lost.pool, lost.error.code) for lost in answer.unreachable] == [(VISION, 14)]
+        assert hangs.replica not in [report.replica for report in answer.replicas] and answer.replicas
 
     async def test_a_stopped_fleet_leaves_nothing_and_the_other_goes_on(self, fleets):
         stopped, other = fleets["haproxy"].fleet, fleets["stock"].fleet

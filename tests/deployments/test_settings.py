@@ -1,14 +1,21 @@
 """Settings of the serving side: what holds, what is refused and how it is said, and the environment they lead to."""
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from deployments.settings import ReplicaPorts, ServeSettings, parse_pool_settings, serve_environment
+from deployments.settings import OwnPorts, ServeSettings, parse_pool_settings, serve_environment
 from encoder.errors import InvalidInput
 
 POOL = {"name": "vision-cpu", "engine": {}}
+
+
+PORTS = OwnPorts(
+    http=(20000, 20009), grpc=(20010, 20019),
+    haproxy_metrics=20020, haproxy_stats=20021, fallback_http=20022, fallback_grpc=20023,
+)  # fmt: skip
 
 
 def parse(**changes: object):
@@ -60,9 +67,8 @@ def test_a_target_below_the_slots_is_taken():
 
 
 def test_haproxy_environment():
-    ports = ReplicaPorts(http=(20000, 20009), grpc=(20010, 20019), haproxy_metrics=20020, haproxy_stats=20021)
     settings = ServeSettings(max_message_bytes=2**26, haproxy_window_bytes=2**20, drain_period_s=1.5)
-    environment = serve_environment(settings, ports, Path("/run/fleet"))
+    environment = serve_environment(settings, PORTS, Path("/run/fleet"))
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     # A request of exactly the limit, with what gRPC and protobuf put around it, has to reach the pool.
     for name in ("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH"):
@@ -71,6 +77,7 @@ def test_haproxy_environment():
     assert environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "1.5"
     assert environment["RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT"] == "20019"
     assert environment["RAY_SERVE_HAPROXY_STATS_PORT"] == "20021"
+    assert environment["RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"] == "20023"
     assert environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"] == "/run/fleet/haproxy.cfg"
 
 
@@ -82,12 +89,23 @@ def test_stock_environment_turns_the_replicas_own_ports_off():
     assert not [name for name in environment if "HAPROXY" in name]
 
 
+def test_no_port_of_serves_own_is_left_to_its_default():
+    """Against Ray's own source: two fleets on one machine must share none."""
+    source = serve_constants()
+    named = set(re.findall(r'"(RAY_SERVE_\w*(?:HAPROXY|INGRESS|FALLBACK)\w*_PORT)"', source))
+    assert len(named) == 8
+    assert named - set(serve_environment(ServeSettings(), PORTS, Path("/x"))) == set()
+
+
 def test_every_variable_is_one_that_serve_reads():
     """Against Ray's own source: a misspelt variable would be ignored in silence."""
-    ray = find_spec("ray")
-    assert ray is not None and ray.origin is not None
-    source = (Path(ray.origin).parent / "serve" / "_private" / "constants.py").read_text()
-    ports = ReplicaPorts(http=(1, 2), grpc=(3, 4), haproxy_metrics=5, haproxy_stats=6)
-    names = set(serve_environment(ServeSettings(), ports, Path("/x")))
+    source = serve_constants()
+    names = set(serve_environment(ServeSettings(), PORTS, Path("/x")))
     names |= set(serve_environment(ServeSettings(proxy="stock"), None, None))
     assert [name for name in sorted(names) if f'"{name}"' not in source] == []
+
+
+def serve_constants() -> str:
+    ray = find_spec("ray")
+    assert ray is not None and ray.origin is not None
+    return (Path(ray.origin).parent / "serve" / "_private" / "constants.py").read_text()
