@@ -73,13 +73,15 @@ class BucketedForward:
     def _run_group(self, items: Sequence[Any], lengths: Sequence[int]) -> tuple[np.ndarray, CallTrace, str]:
         bucket = self._fitting(lengths)
         if bucket is None:
-            size = Bucket(len(items), max(lengths))
-            vectors, trace = self._eager.run(size, self._runner.tower.collate(items))
-            self.counters["eager_run"] += 1
-            return vectors.numpy(), trace, self._eager.name
+            return self._run_eager(items)
         vectors, trace = self._runner.run(bucket, bucket_inputs(self._runner.tower, items, bucket))
         self.counters["graph_replay"] += 1
         return vectors[: len(items)].numpy(), trace, self._runner.name
+
+    def _run_eager(self, items: Sequence[Any]) -> tuple[np.ndarray, CallTrace, str]:
+        vectors, trace = self._eager.run(Bucket(len(items)), self._runner.tower.collate(items))
+        self.counters["eager_run"] += 1
+        return vectors.numpy(), trace, self._eager.name
 
     def _fitting(self, lengths: Sequence[int]) -> Bucket | None:
         """The cheapest proven bucket that fits, unless it wastes so much that eager is the better one."""
