@@ -15,6 +15,7 @@ from encoder.client import EncoderClient, ServiceError
 from encoder.v1 import encoder_pb2 as pb
 from tests.client.formula import expected_rows
 from tests.client.service import Running, start
+from tests.router.certificates import self_signed
 
 Code = grpc.StatusCode
 
@@ -139,15 +140,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """server.pem and client.pem with their keys, each its own authority; the server is called pool.example."""
     folder = tmp_path_factory.mktemp("certificates")
     for name, subject in (("server", "pool.example"), ("client", "somebody")):
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-                *("-days", "2", "-subj", f"/CN={subject}", "-addext", f"subjectAltName=DNS:{subject}"),
-                *("-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"),
-            ],
-            check=True,
-            capture_output=True,
-        )
+        pair = self_signed(subject)
+        (folder / f"{name}.pem").write_bytes(pair.certificate)
+        (folder / f"{name}.key").write_bytes(pair.key)
     return folder
 
 

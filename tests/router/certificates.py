@@ -46,6 +46,14 @@ class Authority:
         return Pair(certificate.public_bytes(serialization.Encoding.PEM), pem)
 
 
+def self_signed(name: str) -> Pair:
+    """A certificate that is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _sign(_name(name), key.public_key(), _name(name), key, hosts=(name,), authority=True)
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Pair(certificate.public_bytes(serialization.Encoding.PEM), pem)
+
+
 def _name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
