@@ -207,4 +207,6 @@ def channel_options(max_message_bytes: int, connection: ConnectionSettings) -> l
         ("grpc.max_reconnect_backoff_ms", int(connection.reconnect_max_s * 1e3)),
         ("grpc.keepalive_time_ms", int(connection.keepalive_s * 1e3)),
         ("grpc.keepalive_timeout_ms", int(connection.keepalive_timeout_s * 1e3)),
+        # An unanswered keepalive ping ends a connection by this one, which is a minute by default.
+        ("grpc.http2.ping_timeout_ms", int(connection.keepalive_timeout_s * 1e3)),
     ]

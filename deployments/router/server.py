@@ -173,6 +173,8 @@ def server_options(settings: RouterSettings) -> Sequence[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", int(connection.keepalive_s * 1e3)),
         ("grpc.keepalive_timeout_ms", int(connection.keepalive_timeout_s * 1e3)),
+        # An unanswered keepalive ping ends a connection by this one, which is a minute by default.
+        ("grpc.http2.ping_timeout_ms", int(connection.keepalive_timeout_s * 1e3)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", int(connection.min_client_ping_s * 1e3)),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", int(connection.min_client_ping_s * 1e3)),
