@@ -11,6 +11,6 @@ address=$(tr '\0' '\n' <"/proc/$raylet/cmdline" | sed -n 's/^--gcs-address=//p')
 # With one node there is nowhere to move to, and a head that is gone cannot be asked: the pod ends all the same.
 ray drain-node --address "$address" --node-id "$node" --reason DRAIN_NODE_REASON_PREEMPTION \
     --reason-message "the pod ends" --deadline-remaining-seconds "$seconds" || exit 0
-while ((SECONDS < deadline)) && pgrep -f '^ray::ServeReplica' >/dev/null; do
+while ((SECONDS < deadline)) && pgrep -x raylet >/dev/null && pgrep -f '^ray::ServeReplica' >/dev/null; do
     sleep 1
 done

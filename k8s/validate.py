@@ -1,4 +1,4 @@
-"""Checks the manifests without a cluster: `python -m k8s.validate [--crd FILE] [NAME ...]`.
+"""Checks the manifests without a cluster: `python -m k8s.validate [--crd FILE]... [NAME ...]`.
 
 Renders each kustomization with kubectl and holds every object against what is known of its kind: Kubernetes' schemas,
 KubeRay's CRD with unknown fields refused, the pools' and the router's own settings, Ray's own autoscaler, and the
@@ -57,30 +57,40 @@ class Finding:
             yield f"{self.overlay}: {self.kind} {self.name}: {self.check}: {line}"
 
 
-class Definition:
-    """KubeRay's CRD, read once and only when it is needed; `missing` says why there is none."""
+class Definitions:
+    """CRDs by the kind that they define. Raises InvalidInput for a file that is there and cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, CustomResource] = {}
-        self.missing = "" if path.exists() else f"there is no CRD at {path}, name one with --crd"
+    def __init__(self, paths: Sequence[Path]) -> None:
+        loaded = [load_definition(path) for path in paths if path.exists()]
+        self._known = {definition["spec"]["names"]["kind"]: definition for definition in loaded}
+        self._read: dict[tuple[str, str], CustomResource] = {}
+        self._absent = ", ".join(str(path) for path in paths if not path.exists())
 
-    def of(self, version: str) -> CustomResource:
-        """Raises InvalidInput."""
-        if version not in self._known:
-            self._known[version] = CustomResource(load_definition(self._path), version)
-        return self._known[version]
+    def missing(self, kind: str) -> str:
+        """Why there is none for that kind; empty when there is one."""
+        if kind in self._known:
+            return ""
+        return f"no CRD for {kind} is here{self._absent and f' (looked for {self._absent})'}: name one with --crd"
+
+    def of(self, document: Document) -> CustomResource:
+        """For a kind that is not missing. Raises InvalidInput for a version that the CRD does not have."""
+        kind, version = document["kind"], document["apiVersion"].rpartition("/")[2]
+        if (kind, version) not in self._read:
+            self._read[kind, version] = CustomResource(self._known[kind], version)
+        return self._read[kind, version]
 
 
-def validate(overlay: str, documents: list[Document], definition: Definition) -> Iterator[Finding]:
+def validate(overlay: str, documents: list[Document], definitions: Definitions) -> Iterator[Finding]:
     """All findings for the objects of one kustomization."""
     for document in documents:
         kind = document["kind"]
         if kind in VALIDATORS:
-            yield _check(overlay, document, "fields", partial(monitoring_problems, document), "its CRD is not here")
+            yield _check(overlay, document, "fields", partial(monitoring_problems, document))
+            yield _custom(overlay, document, definitions)
             continue
         if kind == "RayService":
-            yield from _ray_service(overlay, document, documents, definition)
+            yield _custom(overlay, document, definitions)
+            yield from _ray_service(overlay, document, documents)
         else:
             yield _check(overlay, document, "schema", partial(core_problems, document))
         if kind in {*WORKLOADS, "RayService"}:
@@ -89,16 +99,21 @@ def validate(overlay: str, documents: list[Document], definition: Definition) ->
             yield _check(overlay, document, "dashboard", partial(dashboard_problems, document))
 
 
-def _ray_service(
-    overlay: str, service: Document, documents: list[Document], definition: Definition
-) -> Iterator[Finding]:
+def _custom(overlay: str, document: Document, definitions: Definitions) -> Finding:
+    """A custom resource against its CRD."""
+    kind, name = document["kind"], document["metadata"]["name"]
+    if missing := definitions.missing(kind):
+        return Finding(overlay, kind, name, "schema", skipped=missing)
+    try:
+        resource = definitions.of(document)
+    except InvalidInput as error:
+        return Finding(overlay, kind, name, "schema", (str(error),))
+    note = f"{resource.rules} CEL rules not evaluated" if resource.rules else ""
+    return _check(overlay, document, "schema", partial(resource.problems, document), note)
+
+
+def _ray_service(overlay: str, service: Document, documents: list[Document]) -> Iterator[Finding]:
     name, text = service["metadata"]["name"], service["spec"]["serveConfigV2"]
-    if definition.missing:
-        yield Finding(overlay, "RayService", name, "schema", skipped=definition.missing)
-    else:
-        resource = definition.of(service["apiVersion"].rpartition("/")[2])
-        note = f"{resource.rules} CEL rules not evaluated"
-        yield _check(overlay, service, "schema", partial(resource.problems, service), note)
     yield _check(overlay, service, "operator", partial(operator_problems, service))
     yield _check(overlay, service, "environment", partial(environment_problems, service, documents))
     yield _check(overlay, service, "config", partial(_config_problems, overlay, text))
@@ -144,17 +159,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = kustomizations()
     parser = argparse.ArgumentParser(prog="python -m k8s.validate", description="Checks the manifests offline.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; none: all")
-    parser.add_argument("--crd", type=Path, default=DEFAULT_CRD, metavar="FILE", help=f"KubeRay's CRD ({DEFAULT_CRD})")
+    parser.add_argument(
+        "--crd",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help=f"a CRD to check against, may be given more than once; none: {DEFAULT_CRD}",
+    )
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.names) - known.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}: choose of {', '.join(known)}")
     logging.getLogger("ray").setLevel(logging.WARNING)
     warnings.simplefilter("ignore", DeprecationWarning)
-    definition = Definition(parsed.crd)
+    try:
+        definitions = Definitions(parsed.crd or [DEFAULT_CRD])
+    except InvalidInput as error:
+        parser.error(str(error))
     findings: list[Finding] = []
     for name in parsed.names or known:
         try:
-            findings += validate(name, render(known[name]), definition)
+            findings += validate(name, render(known[name]), definitions)
         except InvalidInput as error:
             findings.append(Finding(name, "-", "-", "render", (str(error),)))
     _show(findings)

@@ -1,7 +1,7 @@
 """PodMonitor, PrometheusRule and the Grafana dashboard.
 
-The Prometheus operator's CRDs are not part of the project, so this checks the fields that the manifests use, and
-forbids others; it does not parse PromQL beyond the names of metrics and balanced brackets.
+The Prometheus operator's CRDs are not part of the project, so this knows the fields that the manifests use, and forbids
+others. Of PromQL it knows no more than the names of metrics and balanced brackets.
 """
 
 import json

@@ -21,6 +21,8 @@ WORKER_PORTS = {"serve": HTTP_PORT, "serve-grpc": GRPC_PORT, "metrics": 8080}
 DEVICES = {"nvidia.com/gpu": "GPU", "huawei.com/Ascend910": "NPU"}
 # KubeRay makes names from it, and 63 characters is what Kubernetes takes.
 MAX_NAME_LENGTH = 47
+# After preStop, for Ray to end.
+SPARE_S = 20
 
 
 def read_pools(text: str) -> list[PoolSettings]:
@@ -70,7 +72,7 @@ def operator_problems(service: Document) -> list[str]:
             problems.append(f"group {name}: restartPolicy must be Never, or left out, with autoscaler v2")
         if name != "head" and not 0 <= group["minReplicas"] <= group["maxReplicas"]:
             problems.append(f"group {name}: minReplicas is above maxReplicas")
-        problems += _device_problems(name, group)
+        problems += [*_device_problems(name, group), *_drain_problems(name, group)]
         expected = HEAD_PORTS if name == "head" else WORKER_PORTS
         ports = {port["name"]: port["containerPort"] for port in _container(group).get("ports", [])}
         problems += [
@@ -125,6 +127,13 @@ def _device_problems(name: str, group: Document) -> Iterator[str]:
         told = group.get("resources", {}).get(device) if device != "GPU" else granted
         if str(granted) != str(told):
             yield f"group {name}: the limit {limit} is {granted}, but Ray's resource {device} is {told}"
+
+
+def _drain_problems(name: str, group: Document) -> Iterator[str]:
+    command = _container(group).get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["", 0])
+    given = group["template"]["spec"].get("terminationGracePeriodSeconds", 30)
+    if given < int(command[-1]) + SPARE_S:
+        yield f"group {name}: terminationGracePeriodSeconds {given} cuts {' '.join(command)} short"
 
 
 def _container(group: Document) -> Document:

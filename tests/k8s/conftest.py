@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from k8s.checks.render import Document, kustomizations, render
-from k8s.validate import DEFAULT_CRD, Definition
+from k8s.validate import DEFAULT_CRD, Definitions
 
 Rendered = Callable[[str], list[Document]]
 
@@ -18,8 +18,8 @@ def _quiet_autoscaler() -> None:
 
 
 @pytest.fixture(scope="session")
-def definition() -> Definition:
-    return Definition(DEFAULT_CRD)
+def definitions() -> Definitions:
+    return Definitions([DEFAULT_CRD])
 
 
 @pytest.fixture(scope="session")

@@ -27,19 +27,19 @@ def test_every_kustomization_is_known():
 
 
 @pytest.mark.parametrize("name", [*FLEETS, "monitoring"])
-def test_every_check_passes(name, rendered, definition):
-    findings = list(validate(name, rendered(name), definition))
+def test_every_check_passes(name, rendered, definitions):
+    findings = list(validate(name, rendered(name), definitions))
     assert [(finding.name, finding.check, finding.problems) for finding in findings if finding.problems] == []
     assert len({(finding.kind, finding.name) for finding in findings}) == len(rendered(name))
 
 
 @each_fleet
-def test_the_ray_service_fits_its_crd(name, rendered, definition):
-    if definition.missing:
-        pytest.skip(definition.missing)
+def test_the_ray_service_fits_its_crd(name, rendered, definitions):
+    if missing := definitions.missing("RayService"):
+        pytest.skip(missing)
     (schema,) = [
         finding
-        for finding in validate(name, rendered(name), definition)
+        for finding in validate(name, rendered(name), definitions)
         if (finding.kind, finding.check) == ("RayService", "schema")
     ]
     assert schema.result == "ok (5 CEL rules not evaluated)"
