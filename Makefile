@@ -7,7 +7,7 @@ PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick lint types k8s proto lock clean
+.PHONY: help demo serve test test-quick test-long lint types k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -32,7 +32,10 @@ test: lint types ## every check and every test
 	@$(BIN)/python -m pytest
 
 test-quick: $(READY) ## the tests that start no Ray
-	@$(BIN)/python -m pytest -m "not serve"
+	@$(BIN)/python -m pytest -m "not serve and not long"
+
+test-long: $(READY) ## models of real size on the simulated NPU (many minutes)
+	@$(BIN)/python -m pytest -m long
 
 lint: $(READY) ## ruff: rules and format
 	@echo "checking style"
