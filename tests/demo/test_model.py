@@ -28,13 +28,15 @@ def relations(model: CLIPModel) -> Relations:
 
 
 def text_rows(model: CLIPModel, tokenizer: CLIPTokenizer, texts: list[str], pad_to: int | None = None) -> torch.Tensor:
-    """Unit embeddings by transformers itself; `pad_to` pads every text to that length, None embeds each alone."""
-    if pad_to is None:
-        rows = [model.get_text_features(tokenizer(t, return_tensors="pt").input_ids).pooler_output for t in texts]
-    else:
-        ids = tokenizer(texts, padding="max_length", max_length=pad_to, return_tensors="pt").input_ids
-        rows = [model.get_text_features(ids).pooler_output]
-    return torch.nn.functional.normalize(torch.cat(rows), dim=-1)
+    """Unit embeddings by transformers itself; `pad_to` pads every text to that length, None pads nothing at all."""
+    padding = "max_length" if pad_to else False
+    rows = tokenizer(texts, padding=padding, max_length=pad_to).input_ids
+    out = torch.empty(len(texts), model.config.projection_dim)
+    for length in {len(row) for row in rows}:  # texts of one length need no padding beside each other
+        members = [index for index, row in enumerate(rows) if len(row) == length]
+        ids = torch.tensor([rows[index] for index in members])
+        out[members] = model.get_text_features(ids).pooler_output
+    return torch.nn.functional.normalize(out, dim=-1)
 
 
 def relations_right(model: CLIPModel, tokenizer: CLIPTokenizer, relations: Relations, pad_to: int | None) -> float:
