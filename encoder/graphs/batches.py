@@ -19,6 +19,8 @@ def fits(bucket: Bucket, lengths: Sequence[int]) -> bool:
 
 def split(lengths: Sequence[int], buckets: Collection[Bucket]) -> list[list[int]]:
     """Places of the items in groups, in order, each as full as some bucket takes; what fits none is alone."""
+    if any(fits(bucket, lengths) for bucket in buckets):
+        return [list(range(len(lengths)))]
     groups: list[list[int]] = []
     current: list[int] = []
     for place, length in enumerate(lengths):

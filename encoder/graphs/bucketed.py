@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from encoder.attention.backend import dtype_name
 from encoder.attention.dispatch import CallTrace
 from encoder.graphs.batches import bucket_inputs, fits, split
 from encoder.graphs.eager import EagerRunner
@@ -25,7 +26,7 @@ class BucketedForward:
         self._runner = runner
         self._eager = eager
         self._limits = limits or GraphLimits()
-        backend, dtype = runner.dispatcher.resolved.name, str(runner.dtype).removeprefix("torch.")
+        backend, dtype = runner.dispatcher.resolved.name, dtype_name(runner.dtype)
         self._records = {
             bucket: GraphRecord(runner.name, bucket, backend, dtype)
             for bucket in sorted(buckets, key=lambda bucket: (bucket.cost, bucket))

@@ -211,11 +211,11 @@ class BucketProof:
             record = self._records[bucket]
             if record.state != "ready" or record.replay_ms <= record.eager_ms * SLOWER_THAN_EAGER:
                 return
-            replay_ms = timed(self._runner, bucket, trial.inputs)[1]
-            eager_ms = timed(self._eager, bucket, self._eager_inputs(bucket, trial.places))[1]
-            self._note(bucket, replay_ms=min(record.replay_ms, replay_ms), eager_ms=min(record.eager_ms, eager_ms))
+            again = self._trial(bucket, trial.places)
+            if again is not None:
+                self._prove(bucket, again)
         record = self._records[bucket]
-        if record.replay_ms > record.eager_ms * SLOWER_THAN_EAGER:
+        if record.state == "ready" and record.replay_ms > record.eager_ms * SLOWER_THAN_EAGER:
             self._disable(bucket, f"replay takes {record.replay_ms:.1f} ms, eager {record.eager_ms:.1f} ms")
 
     def _time_eager(self) -> None:

@@ -301,6 +301,14 @@ def test_graph_memory_is_capped() -> None:
     assert sum(record.memory_bytes for record in forward.records) == 2 << 20
 
 
+def test_graph_memory_is_counted_together() -> None:
+    """What is left out is then the smallest, which the next larger one serves."""
+    forward = forward_of(Pictures(), PICTURES, limits=GraphLimits(memory_bytes=2 << 20))
+    assert states(forward) == {"batch=1": "eager", "batch=2": "ready", "batch=4": "ready"}
+    assert forward.records[0].reason == "its graph takes 1.0 MiB, and graph_memory_bytes leaves 0.0 MiB"
+    assert forward.run(pictures_of(1))[2] == "recorded"
+
+
 def scripted(monkeypatch: pytest.MonkeyPatch, replay: Callable[[int], float]) -> None:
     """Every eager run takes 10 ms, the nth replay of a bucket what `replay` says."""
     monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1.1)

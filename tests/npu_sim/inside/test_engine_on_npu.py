@@ -268,7 +268,8 @@ def test_the_second_device(simulator: Simulator, engines: list[Engine]) -> None:
     simulator.calls.clear()
     items = demo_items(first)
     assert np.array_equal(first.forward(items).vectors, second.forward(items).vectors)
-    assert [call.device for call in simulator.calls.fused] == [0] * 8 + [1] * 8
+    devices = [call.device for call in simulator.calls.fused]
+    assert devices == sorted(devices) and devices.count(0) == devices.count(1) > 0
 
 
 @pytest.mark.parametrize(("index", "claimed"), [(0, 3), (2, 1), (2, 3)])

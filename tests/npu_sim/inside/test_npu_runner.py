@@ -30,6 +30,7 @@ from tests.support.packed_tower import LAYERS, PackedTower, alone, pictures, sha
 
 PICTURES = [Bucket(1), Bucket(2), Bucket(4)]
 PACKED = packed_buckets(16, [1, 3])[1:]  # 8, 16 and 48 tokens
+DEMO_LAYERS = find_checkpoint("demo").config["vision_config"]["num_hidden_layers"]
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +108,10 @@ def test_pictures_of_one_size(simulator: Simulator) -> None:
     items = rig.tower.golden_items()
     for count in (1, 4, 2, 3, 1):
         vectors, trace, name = rig.forward.run(items[:count])
-        assert name == "npu" and trace.fused == 4 and trace.reason is None
+        assert name == "npu" and trace.fused == DEMO_LAYERS and trace.reason is None
         assert worst_cosine(vectors, rig.eagerly(items[:count])) >= 0.9999
     replays = [call for call in simulator.calls.fused if call.phase == "replay"]
-    assert [call.query_shape[0] for call in replays[::4]] == [1, 4, 2, 4, 1]
+    assert [call.query_shape[0] for call in replays[::DEMO_LAYERS]] == [1, 4, 2, 4, 1]
     assert settled()
 
 
