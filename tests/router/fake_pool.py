@@ -282,6 +282,8 @@ class PoolServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         # The answer of Serve's proxy to ListApplications; a failure instead when it is set.
         self.unlisted: Failure | None = None
+        # What it names instead of all of its pools.
+        self.listed: list[str] | None = None
         self.listings = 0
         serve = {"ListApplications": grpc.unary_unary_rpc_method_handler(self._list_applications)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVE, serve),))
@@ -310,7 +312,8 @@ class PoolServer:
         if self.unlisted is not None:
             await context.abort(self.unlisted.code, self.unlisted.details)
         # As ray.serve.ListApplicationsResponse: field 1, each name length-delimited.
-        return b"".join(b"\x0a" + bytes([len(name)]) + name.encode() for name in self.pools)
+        names = list(self.pools) if self.listed is None else self.listed
+        return b"".join(b"\x0a" + bytes([len(name)]) + name.encode() for name in names)
 
     def _handler(self, method: str) -> Callable[[bytes, grpc.aio.ServicerContext], Awaitable[bytes]]:
         async def handle(request: bytes, context: grpc.aio.ServicerContext) -> bytes:

@@ -263,6 +263,7 @@ def test_transport_options() -> None:
     assert options["grpc.max_receive_message_length"] == 5000
     assert options["grpc.so_reuseport"] == 0
     assert options["grpc.keepalive_time_ms"] == 7000
+    assert options["grpc.keepalive_timeout_ms"] == options["grpc.http2.ping_timeout_ms"] == 10_000
     assert options["grpc.max_connection_age_ms"] == 11000
     assert options["grpc.max_connection_age_grace_ms"] == 13000
     assert options["grpc.http2.min_recv_ping_interval_without_data_ms"] == 3000
