@@ -53,8 +53,8 @@ _LOST_UNDER_WAY = re.compile(
     r"|http2 header with status: 50[02]",
     re.IGNORECASE,
 )
-# REFUSED_STREAM: nothing was done for the call (RFC 9113, section 7).
-_NOT_BEGUN = re.compile(r"failed to connect|Connection refused|RST_STREAM with error code 7\b|GOAWAY", re.IGNORECASE)
+# Not RST_STREAM 7 (REFUSED_STREAM): HAProxy says it of a replica that died under the call, too.
+_NOT_BEGUN = re.compile(r"failed to connect|Connection refused|GOAWAY", re.IGNORECASE)
 _NO_APPLICATION = re.compile(r"Application .{0,160}not (?:found|set)|ListApplications", re.DOTALL)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
 _UNREADABLE = re.compile(r"Exception deserializing request|Failed to parse", re.IGNORECASE)

@@ -31,7 +31,7 @@ class Forwarder:
         self._attempts = Attempts(quarantine, metrics)
         self._rules = Rules(settings.default_model, settings.masks, growing=settings.discovery is not None)
         self._budget = RetryBudget(settings.retry)
-        self._poison = PoisonLog(settings.retry.poison_memory_s)
+        self._poison = PoisonLog(settings.retry.poison_s)
         self._chance = random.Random()
 
     async def forward(self, tower: TowerName, request: bytes, call: Call) -> bytes:
@@ -71,9 +71,8 @@ class Forwarder:
             failure = last.failure
             deaths += sum(failed.failure.died for failed in outcome)
             if deaths >= MAX_DEATHS:
-                self._poison.remember(request)
                 self._metrics.poisoned("found")
-                raise deadly(self._settings.retry.poison_memory_s)
+                raise deadly(self._poison.remember(request))
             wanted = replace(wanted, avoid=wanted.avoid | {failed.pool.name for failed in outcome})
             await self._pause_before_retry(failure, last.pool, wanted, call)
 

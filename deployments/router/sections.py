@@ -83,8 +83,10 @@ class RetrySettings(Section):
     backoff_max_s: float = Field(default=1.0, ge=0, description="longest pause before any retry")
     budget_ratio: float = Field(default=0.2, ge=0, description="retries and hedges earned by each request")
     budget_burst: float = Field(default=20.0, ge=0, description="retries and hedges saved up at most")
-    poison_memory_s: float = Field(
-        default=30.0, ge=0, description="a request that two replicas died of is refused for so long; 0: not remembered"
+    poison_s: float = Field(
+        default=5.0,
+        ge=0,
+        description="a request that two replicas were lost under is refused for so long; doubles each time; 0: never",
     )
 
 

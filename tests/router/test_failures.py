@@ -94,6 +94,31 @@ def test_meaning(code: grpc.StatusCode, details: str, told: grpc.StatusCode, ret
     assert failure.cause.startswith(code.name)
 
 
+@pytest.mark.parametrize(
+    ("code", "details", "died"),
+    [
+        # As seen of Ray 2.60 when a replica is killed in the middle of a call: HAProxy, then the stock proxy.
+        (Code.UNAVAILABLE, "Stream removed (RST_STREAM (Received RST_STREAM with error code 7))", True),
+        (Code.UNKNOWN, "Received http2 header with status: 500", True),
+        (Code.INTERNAL, "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica", True),
+        (Code.UNAVAILABLE, "Received http2 header with status: 502", True),
+        (Code.UNAVAILABLE, "recvmsg:Connection reset by peer", True),
+        (Code.UNAVAILABLE, "Socket closed", True),
+        # Nobody was there.
+        (Code.UNAVAILABLE, "failed to connect to all addresses; last error: Connection refused", False),
+        (Code.UNAVAILABLE, "Received http2 header with status: 503", False),
+        (Code.UNAVAILABLE, "draining", False),
+        # The replica lives.
+        (Code.RESOURCE_EXHAUSTED, "queue full", False),
+        (Code.DEADLINE_EXCEEDED, "Stream removed (Deadline Exceeded)", False),
+        (Code.INTERNAL, "the forward failed", False),
+        (Code.INVALID_ARGUMENT, "the actor died", False),
+    ],
+)
+def test_whether_a_replica_was_lost_under_the_call(code: grpc.StatusCode, details: str, died: bool) -> None:
+    assert read_failure(error(code, details), "vision-a", ADDRESS).died is died
+
+
 def test_a_rich_status_of_another_code_than_the_client_gets_is_left_out() -> None:
     packed = any_pb2.Any()
     packed.Pack(error_details_pb2.ErrorInfo(reason="X"))

@@ -25,7 +25,7 @@ async def test_it_is_given_up_after_two_replicas() -> None:
     async with fleet(*pools, retry={"attempts": 10}, metrics_port=0) as started:
         error = await failure_of(started.stub.EncodeImages(images(DEADLY), timeout=20))
         assert error.code() is Code.UNAVAILABLE
-        assert "2 replicas died while they worked on this request" in error.details()
+        assert "2 replicas were lost while they worked on this request" in error.details()
         assert sum(pool.deaths for pool in pools) == 2
         # Each death was in another pool.
         assert max(pool.deaths for pool in pools) == 1
@@ -43,7 +43,7 @@ async def test_one_pool_loses_two_replicas_at_most() -> None:
 
 async def test_sent_again_it_is_refused_without_being_passed_on() -> None:
     pools = fleet_of(3)
-    async with fleet(*pools, metrics_port=0) as started:
+    async with fleet(*pools, metrics_port=0, retry={"poison_s": 600.0}) as started:
         await failure_of(started.stub.EncodeImages(images(DEADLY), timeout=20))
         for _ in range(5):
             error = await failure_of(started.stub.EncodeImages(images(DEADLY), timeout=20))
@@ -53,7 +53,7 @@ async def test_sent_again_it_is_refused_without_being_passed_on() -> None:
             assert status is not None
             assert status.details[0].Unpack(info)
             # It says for how long, so that a client does not try before.
-            assert 20 < info.retry_delay.seconds <= 30
+            assert 500 < info.retry_delay.seconds <= 600
         got = await answers(started, [image_item("a", DEADLY), image_item("b", b"harmless")])
         assert got["b"].HasField("embedding")
         assert got["a"].error.code == Code.UNAVAILABLE.value[0]
@@ -70,7 +70,7 @@ async def test_a_request_of_the_same_size_is_not_taken_for_it() -> None:
 
 async def test_the_memory_can_be_turned_off_and_the_bound_still_holds() -> None:
     pools = fleet_of(2)
-    async with fleet(*pools, retry={"poison_memory_s": 0.0}) as started:
+    async with fleet(*pools, retry={"poison_s": 0.0}) as started:
         for _ in range(2):
             error = await failure_of(started.stub.EncodeImages(images(DEADLY), timeout=20))
             assert rpc_status.from_call(error) is None
@@ -120,18 +120,28 @@ class TestMemory:
         monkeypatch.setattr(poison.time, "monotonic", lambda: now[0])
         return now
 
+    def test_each_time_it_refuses_for_twice_as_long(self, clock: list[float]) -> None:
+        log = PoisonLog(5.0)
+        for refused_s in (5.0, 10.0, 20.0, 40.0):
+            assert log.remember(b"a") == refused_s
+            assert log.refused_for_s(b"a") == refused_s
+            assert log.refused_for_s(b"b") == 0.0
+            clock[0] += refused_s - 1.0
+            assert log.refused_for_s(b"a") == pytest.approx(1.0)
+            clock[0] += 1.0
+            assert log.refused_for_s(b"a") == 0.0
+        for _ in range(2000):
+            assert log.remember(b"a") <= 600.0
+        assert log.refused_for_s(b"a") == 600.0
+
     def test_it_forgets_in_time(self, clock: list[float]) -> None:
-        log = PoisonLog(10.0)
+        log = PoisonLog(5.0)
         log.remember(b"a")
-        clock[0] += 4.0
-        log.remember(b"b")
-        assert log.refused_for_s(b"a") == pytest.approx(6.0)
-        assert log.refused_for_s(b"c") == 0.0
-        clock[0] += 6.0
+        clock[0] += 5.0 + 599.0
+        assert log.remember(b"a") == 10.0
+        clock[0] += 10.0 + 600.0
         assert log.refused_for_s(b"a") == 0.0
-        assert log.refused_for_s(b"b") == pytest.approx(4.0)
-        log.remember(b"b")
-        assert log.refused_for_s(b"b") == pytest.approx(10.0)
+        assert log.remember(b"a") == 5.0
 
     def test_it_remembers_so_many_and_the_newest(self, clock: list[float]) -> None:
         log = PoisonLog(10.0)
