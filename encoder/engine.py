@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from encoder.attention.registry import FALLBACK, backend_class
 from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backend
 from encoder.device import Device, open_device
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
+from encoder.graphs.batches import split_tokens
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
@@ -57,13 +58,25 @@ class RawPixels:
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """Vectors float32 [n, D], pooled and projected, not yet normalised; and how they were computed."""
+    """Vectors float32 [n, D], pooled and projected, not yet normalised; and how they were computed.
+
+    `tokens`: the patch features of each item, float32 [t, F], only where they were asked for.
+    """
 
     vectors: np.ndarray
     attention_backend: str
     runner: str
     fallback_reason: str | None
     forward_ms: float
+    tokens: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the fp32 reference says of the golden items: vectors [n, D], and features [t, F] of each."""
+
+    vectors: np.ndarray
+    tokens: list[np.ndarray]
 
 
 class Engine:
@@ -135,34 +148,44 @@ class Engine:
             raise Unsupported(f"{self.info.name}: this engine serves the vision tower and takes no texts")
         return self._tower.pipeline.encode(text, overflow=overflow)
 
-    def forward(self, items: Sequence[Any]) -> ForwardResult:
-        """Vectors of prepared items; more than the largest bucket are taken in turns. One thread only."""
+    def grid_of(self, item: Any) -> tuple[int, ...]:
+        """Shape of a prepared item's patch features, e.g. rows and columns; empty when the tower gives none."""
+        return self._tower.grid_of(item)
+
+    def forward(self, items: Sequence[Any], *, tokens: bool = False) -> ForwardResult:
+        """Vectors of prepared items, with their patch features when `tokens` asks for them. One thread only.
+
+        More than the largest bucket are taken in turns. Raises Unsupported for features of a tower that gives none.
+        """
+        if tokens and not self.info.token_dimensions:
+            raise Unsupported(f"{self.info.name}: the {self.tower} tower gives no patch features: ask for vectors")
         started = time.perf_counter()
-        parts, reasons, runner = [], set(), ""
-        for start in range(0, len(items), self.info.max_batch):
-            vectors, trace, runner = self._forward.run(items[start : start + self.info.max_batch])
-            parts.append(vectors)
-            reasons |= {trace.reason} - {None}
+        parts = [
+            self._forward.run(items[start : start + self.info.max_batch], tokens=tokens)
+            for start in range(0, len(items), self.info.max_batch)
+        ]
         with self._lock:
             self._counters["batches"] += len(parts)
             self._counters["items"] += len(items)
+        reasons = {part.trace.reason for part in parts} - {None}
         return ForwardResult(
-            vectors=np.concatenate(parts),
+            vectors=np.concatenate([part.vectors for part in parts]),
             attention_backend=self.resolved.name,
-            runner=runner,
-            fallback_reason="; ".join(sorted(str(r) for r in reasons)) or None,
+            runner=parts[-1].runner,
+            fallback_reason="; ".join(sorted(str(reason) for reason in reasons)) or None,
             forward_ms=(time.perf_counter() - started) * 1e3,
+            tokens=[features for part in parts for features in part.tokens],
         )
 
     def probe(self) -> None:
         """A real forward of one golden item; raises EncoderError when its vector is not finite. Forward thread only."""
-        vectors = self._forward.run(self._golden[:1])[0]
+        vectors = self._forward.run(self._golden[:1]).vectors
         if not np.isfinite(vectors).all():
             raise EncoderError("the health probe's forward gave NaN or infinity")
 
     def golden_vectors(self) -> np.ndarray:
         """Vectors float32 [n, D] of the golden inputs by the chosen path. Forward thread only."""
-        return self._forward.run(self._golden)[0]
+        return self._forward.run(self._golden).vectors
 
     def count(self, counter: str, amount: int = 1) -> None:
         """Adds to a counter of the report; any thread."""
@@ -194,7 +217,7 @@ class Engine:
     def _make_ready(self, settings: EngineSettings, progress: Progress) -> None:
         needs = TowerNeeds(self._dtype_name, self._tower.spec.head_dims, self._tower.spec.mask_needs)
         with self._stage("reference", progress):
-            expected = self._reference_vectors() if settings.self_check else None
+            expected = self._reference() if settings.self_check else None
         with self._stage("move to device", progress):
             self._tower.module.to(self._device.torch_name, self._dtype)
         demoted: list[tuple[str, str]] = []
@@ -220,7 +243,7 @@ class Engine:
         limits = GraphLimits(settings.max_graphs, settings.graph_memory_bytes)
         self._forward = BucketedForward(runner, eager, self._all_buckets(), limits)
 
-    def _prepare(self, expected: np.ndarray | None, progress: Progress) -> str | None:
+    def _prepare(self, expected: Reference | None, progress: Progress) -> str | None:
         """Checks attention, captures, checks vectors; gives why this backend cannot serve, or None when it can.
 
         A backend that raises has failed its proof like one that computes wrong values. Without a proof it raises.
@@ -261,28 +284,35 @@ class Engine:
             for need in sorted(spec.mask_needs)
         ]  # fmt: skip
 
-    def _vector_checks(self, expected: np.ndarray) -> list[CheckResult]:
+    def _vector_checks(self, expected: Reference) -> list[CheckResult]:
         spec, needs = self._tower.spec, "+".join(sorted(self._tower.spec.mask_needs))
+        tokens = bool(spec.token_dimensions)
+        together = self._forward.run(self._golden, tokens=tokens)
         alone = [self._forward.run([item]) for item in self._golden]
-        runs = {
-            "vectors, together": self._forward.run(self._golden),
-            "vectors, one by one": (np.concatenate([vectors for vectors, _, _ in alone]), alone[0][1], alone[0][2]),
-        }
+        runs = [
+            ("vectors, together", together.vectors, expected.vectors, together.runner),
+            ("vectors, one by one", np.concatenate([one.vectors for one in alone]), expected.vectors, alone[0].runner),
+        ]
+        if tokens:  # an item's features are held together as one long vector
+            for place, (ours, theirs) in enumerate(zip(together.tokens, expected.tokens, strict=True)):
+                runs.append((f"features of {place}", ours.reshape(1, -1), theirs.reshape(1, -1), together.runner))
         return [
             check_vectors(
-                vectors, expected, tower=spec.tower, backend=self.resolved.name, runner=runner,
+                found, wanted, tower=spec.tower, backend=self.resolved.name, runner=runner,
                 dtype=self._dtype_name, mask_need=needs, detail=detail,
             )
-            for detail, (vectors, _, runner) in runs.items()
+            for detail, found, wanted, runner in runs
         ]  # fmt: skip
 
-    def _reference_vectors(self) -> np.ndarray:
+    def _reference(self) -> Reference:
         """The golden items through float32 math attention, on the CPU, before the weights are moved or rounded."""
         capabilities = backend_class("reference").capabilities
         reference = Dispatcher(ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities))
         cpu = open_device("cpu")
         runner = EagerRunner(self._tower, reference, cpu, torch.float32)
-        return runner.run(Bucket(len(self._golden)), self._tower.collate(self._golden))[0].numpy()
+        output, _ = runner.run(Bucket(len(self._golden)), self._tower.collate(self._golden), tokens=True)
+        tokens = [] if output.tokens is None else split_tokens(self._tower, self._golden, output.tokens.numpy())
+        return Reference(output.vectors.numpy(), tokens)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -323,6 +353,7 @@ class Engine:
             preprocessing=preprocessing,
             mask_needs=tuple(sorted(spec.mask_needs)),
             max_tokens=spec.max_tokens,
+            token_dimensions=spec.token_dimensions,
             compute_dtype=self._dtype_name,
             max_batch=max(self._buckets),
             logit_scale=spec.logit_scale,

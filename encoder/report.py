@@ -16,7 +16,10 @@ REPORTED_PACKAGES = ("torch", "transformers", "openvino", "ray", "torch-npu", "f
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is served: `dimensions` of a full vector, `max_tokens` of a text (0 for pictures)."""
+    """What is served: `dimensions` of a full vector, `max_tokens` of a text (0 for pictures).
+
+    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
+    """
 
     name: str
     revision: str
@@ -30,6 +33,7 @@ class ModelInfo:
     compute_dtype: str
     max_batch: int
     logit_scale: float = 0.0
+    token_dimensions: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """From prepared items to the inputs of a bucket: what fits, how a list is split, how the rest is filled."""
 
 from collections.abc import Collection, Sequence
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 
 from encoder.graphs.packing import fits_packed, pad_packed
@@ -41,3 +43,11 @@ def bucket_inputs(tower: Tower[Any], items: Sequence[Any], bucket: Bucket) -> di
         return pad_packed(tower.collate(items), bucket)
     filled = [*items, *([items[-1]] * (bucket.batch - len(items)))]
     return tower.collate(filled, length=bucket.length or None)
+
+
+def split_tokens(tower: Tower[Any], items: Sequence[Any], tokens: np.ndarray) -> list[np.ndarray]:
+    """Features of each item, [t, F], out of a batch's: [n, t, F], or [T, F] of a packed one; filler is left out."""
+    if not tower.spec.packed:
+        return [features[: prod(tower.grid_of(item))] for item, features in zip(items, tokens, strict=False)]
+    ends = np.cumsum([prod(tower.grid_of(item)) for item in items])
+    return np.split(tokens[: ends[-1]], ends[:-1])

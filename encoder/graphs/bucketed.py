@@ -2,19 +2,34 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from encoder.attention.backend import dtype_name
 from encoder.attention.dispatch import CallTrace
-from encoder.graphs.batches import bucket_inputs, fits, split
+from encoder.graphs.batches import bucket_inputs, fits, split, split_tokens
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.proof import BucketProof
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
+from encoder.models.tower import TowerOutput
 
 # A bucket that costs more than this many times the one that would have been right is not worth its padding.
 PADDING_LIMIT = 2
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Vectors float32 [n, D]; features of each item float32 [t, F], empty unless they were asked for; how it was done.
+
+    `runner` is the one that ran, 'a+b' when two did.
+    """
+
+    vectors: np.ndarray
+    trace: CallTrace
+    runner: str
+    tokens: list[np.ndarray] = field(default_factory=list)
 
 
 class BucketedForward:
@@ -47,20 +62,26 @@ class BucketedForward:
         """Captures and proves every bucket with the samples; see `encoder.graphs.proof`."""
         BucketProof(self._runner, self._eager, self._records, samples, progress).run(self._limits)
 
-    def run(self, items: Sequence[Any]) -> tuple[np.ndarray, CallTrace, str]:
-        """Vectors float32 [n, D], what the attention calls did, and the runner that ran ('a+b' when two did)."""
+    def run(self, items: Sequence[Any], *, tokens: bool = False) -> Encoded:
+        """Any number of items, in groups that buckets take."""
         lengths = [self._runner.tower.length_of(item) for item in items]
         serving = [bucket for bucket, record in self._records.items() if record.serves]
         rows: list[np.ndarray] = [np.empty(0)] * len(items)
+        features: list[np.ndarray] = [np.empty(0)] * len(items) if tokens else []
         total, runners = CallTrace(), set()
         for group in split(lengths, serving):
-            vectors, trace, runner = self._run_group([items[i] for i in group], [lengths[i] for i in group])
-            for place, vector in zip(group, vectors, strict=True):
-                rows[place] = vector
+            members = [items[place] for place in group]
+            output, trace, runner = self._run_group(members, [lengths[place] for place in group], tokens)
+            for row, place in enumerate(group):
+                rows[place] = output.vectors[row].numpy()
+            if output.tokens is not None:
+                split_up = split_tokens(self._runner.tower, members, output.tokens.numpy())
+                for place, one in zip(group, split_up, strict=True):
+                    features[place] = one
             total.fused += trace.fused
             total.fallback.update(trace.fallback)
             runners.add(runner)
-        return np.stack(rows), total, "+".join(sorted(runners))
+        return Encoded(np.stack(rows), total, "+".join(sorted(runners)), features)
 
     def release(self) -> None:
         """Gives back what all buckets hold."""
@@ -71,18 +92,21 @@ class BucketedForward:
         """At the best bucket, by the times measured at start; a packed bucket is taken as full of its longest items."""
         return max((_rate(record) for record in self._records.values()), default=0.0)
 
-    def _run_group(self, items: Sequence[Any], lengths: Sequence[int]) -> tuple[np.ndarray, CallTrace, str]:
+    def _run_group(
+        self, items: Sequence[Any], lengths: Sequence[int], tokens: bool
+    ) -> tuple[TowerOutput, CallTrace, str]:
         bucket = self._fitting(lengths)
         if bucket is None:
-            return self._run_eager(items)
-        vectors, trace = self._runner.run(bucket, bucket_inputs(self._runner.tower, items, bucket))
+            return self._run_eager(items, tokens)
+        inputs = bucket_inputs(self._runner.tower, items, bucket)
+        output, trace = self._runner.run(bucket, inputs, tokens=tokens)
         self.counters["graph_replay"] += 1
-        return vectors[: len(items)].numpy(), trace, self._runner.name
+        return output, trace, self._runner.name
 
-    def _run_eager(self, items: Sequence[Any]) -> tuple[np.ndarray, CallTrace, str]:
-        vectors, trace = self._eager.run(Bucket(len(items)), self._runner.tower.collate(items))
+    def _run_eager(self, items: Sequence[Any], tokens: bool = False) -> tuple[TowerOutput, CallTrace, str]:
+        output, trace = self._eager.run(Bucket(len(items)), self._runner.tower.collate(items), tokens=tokens)
         self.counters["eager_run"] += 1
-        return vectors.numpy(), trace, self._eager.name
+        return output, trace, self._eager.name
 
     def _fitting(self, lengths: Sequence[int]) -> Bucket | None:
         """The cheapest proven bucket that fits, unless it wastes so much that eager is the better one."""

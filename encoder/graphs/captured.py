@@ -11,7 +11,7 @@ from encoder.attention.backend import Segments
 from encoder.attention.dispatch import CallTrace
 from encoder.attention.hf import attending
 from encoder.graphs.runner import BOUNDARIES, Bucket, GraphRunner
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 
 # The first calls of a shape make library handles and workspaces, which a capture must not.
 WARM_UPS = 2
@@ -24,7 +24,7 @@ class Captured:
     graph: Any
     inputs: dict[str, torch.Tensor]
     segments: Segments | None
-    output: torch.Tensor
+    output: TowerOutput
     trace: CallTrace
 
 
@@ -79,7 +79,7 @@ class CapturingRunner(GraphRunner):
             self.accelerator.empty_cache()
             return max(0, int(self.accelerator.memory_reserved(index) - before))
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         captured = self._captured[bucket]
         given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
         wanted = {name: tuple(tensor.shape) for name, tensor in captured.inputs.items()}
@@ -90,10 +90,12 @@ class CapturingRunner(GraphRunner):
                 buffer.copy_(inputs[name], non_blocking=True)
             self.update(captured, inputs)
             captured.graph.replay()
-            # A copy in any case: the next replay writes the same buffer.
-            vectors = captured.output.to("cpu", torch.float32, copy=True)
+            output = TowerOutput(
+                _to_host(captured.output.vectors),
+                _to_host(captured.output.tokens) if tokens and captured.output.tokens is not None else None,
+            )
         self.dispatcher.count(captured.trace)
-        return vectors, captured.trace
+        return output, captured.trace
 
     def release(self, bucket: Bucket) -> None:
         """Frees the graph and its buffers."""
@@ -139,6 +141,11 @@ class CapturingRunner(GraphRunner):
                 finally:
                     failed = None  # else it would keep this frame, and so the buffers, alive
         return Captured(graph, static, segments, output, trace)
+
+
+def _to_host(buffer: torch.Tensor) -> torch.Tensor:
+    """A copy in any case: the next replay writes the same buffer."""
+    return buffer.to("cpu", torch.float32, copy=True)
 
 
 def host_boundaries(inputs: Inputs) -> tuple[int, ...] | None:

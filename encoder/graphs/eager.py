@@ -6,7 +6,7 @@ from encoder.attention.dispatch import CallTrace
 from encoder.attention.hf import attending
 from encoder.device import Device
 from encoder.graphs.runner import Bucket, GraphRunner
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 
 
 class EagerRunner(GraphRunner):
@@ -23,10 +23,11 @@ class EagerRunner(GraphRunner):
         self.run(bucket, inputs)
         return 0
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         with torch.inference_mode(), attending(self.dispatcher, self.eager_segments(inputs)) as trace:
-            vectors = self.tower.forward(self.to_device(inputs))
-        return vectors.float().cpu(), trace
+            output = self.tower.forward(self.to_device(inputs))
+        features = output.tokens.float().cpu() if tokens and output.tokens is not None else None
+        return TowerOutput(output.vectors.float().cpu(), features), trace
 
     def release(self, bucket: Bucket) -> None:
         """Nothing is held."""

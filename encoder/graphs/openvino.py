@@ -14,7 +14,7 @@ from encoder.attention.dispatch import CallTrace
 from encoder.attention.hf import attending
 from encoder.device import Device
 from encoder.graphs.runner import Bucket, GraphRunner
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
@@ -44,7 +44,8 @@ class OpenVinoRunner(GraphRunner):
         import openvino
 
         if self._traced is None:
-            self._traced = self._convert(inputs)
+            # Tracing runs the tower several times, and two items tell it as much as many.
+            self._traced = self._convert({name: tensor[:2] for name, tensor in inputs.items()})
         model = self._traced.clone()
         model.reshape({port: list(tensor.shape) for port, tensor in zip(model.inputs, inputs.values(), strict=True)})
         settings = {
@@ -55,13 +56,14 @@ class OpenVinoRunner(GraphRunner):
         self._requests[bucket] = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
         return 0
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         request = self._requests[bucket]
         # float32 goes in whatever the precision inside: rounding is the compiled model's, at its first operator.
         found = request.infer([tensor.numpy() for tensor in inputs.values()])
         self.dispatcher.count(self._trace)
-        vectors = np.array(next(iter(found.values())), dtype=np.float32)  # a copy: the request keeps its buffer
-        return torch.from_numpy(vectors), self._trace
+        wanted = list(found.values())[: 2 if tokens else 1]
+        copies = [torch.from_numpy(np.array(one, dtype=np.float32)) for one in wanted]  # the request keeps its buffers
+        return TowerOutput(*copies), self._trace
 
     def release(self, bucket: Bucket) -> None:
         """Frees the compiled model."""
@@ -80,8 +82,9 @@ class OpenVinoRunner(GraphRunner):
                 super().__init__()
                 self.module = tower.module
 
-            def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-                return tower.forward(dict(zip(names, tensors, strict=True)))
+            def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                output = tower.forward(dict(zip(names, tensors, strict=True)))
+                return tuple(part for part in output if part is not None)
 
         try:
             tower.module.float()

@@ -14,10 +14,10 @@ import numpy as np
 
 from encoder.attention.backend import dtype_name
 from encoder.errors import EncoderError
-from encoder.graphs.batches import bucket_inputs, fits
+from encoder.graphs.batches import bucket_inputs, fits, split_tokens
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 from encoder.outputs import normalize_rows
 from encoder.selfcheck import compare_rows
 
@@ -31,12 +31,24 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Vectors [n, D] of a batch's items, and the features of each, [t, F], where the tower gives some."""
+
+    vectors: np.ndarray
+    tokens: list[np.ndarray]
+
+    def take(self, rows: Sequence[int]) -> "Rows":
+        """Those items."""
+        return Rows(self.vectors[list(rows)], [self.tokens[row] for row in rows] if self.tokens else [])
+
+
+@dataclass(frozen=True)
 class Trial:
-    """Places of samples that make a batch, its inputs for the graph, and what eager says of them, [n, D]."""
+    """Places of samples that make a batch, its inputs for the graph, and what eager says of them."""
 
     places: tuple[int, ...]
     inputs: Inputs
-    expected: np.ndarray
+    expected: Rows
 
 
 class BucketProof:
@@ -56,7 +68,7 @@ class BucketProof:
         self._samples = samples
         self._lengths = [runner.tower.length_of(item) for item in samples]
         self._progress = progress
-        self._given: list[tuple[Bucket, np.ndarray, np.ndarray]] = []
+        self._given: list[tuple[Bucket, Rows, Rows]] = []
 
     def run(self, limits: GraphLimits) -> None:
         """Raises EncoderError, as a strict backend does, and RuntimeError when not even eager serves any bucket."""
@@ -134,7 +146,7 @@ class BucketProof:
             places = backwards if moved else places[:-1] or places
         if set(places) <= set(first.places):  # items do not know of each other: one eager run answers for every order
             rows = [first.places.index(place) for place in places]
-            return Trial(places, self._inputs(bucket, places), first.expected[rows])
+            return Trial(places, self._inputs(bucket, places), first.expected.take(rows))
         return self._trial(bucket, places)
 
     def _places(self, bucket: Bucket, start: int) -> tuple[int, ...]:
@@ -163,7 +175,7 @@ class BucketProof:
     def _trial(self, bucket: Bucket, places: tuple[int, ...]) -> Trial | None:
         """With eager's answer; None, and the bucket serves no more, when eager has none: most likely memory."""
         try:
-            expected, eager_ms = timed(self._eager, bucket, self._eager_inputs(bucket, places))
+            output, eager_ms = timed(self._eager, bucket, self._eager_inputs(bucket, places))
         except EncoderError:
             raise
         except Exception as error:
@@ -173,7 +185,7 @@ class BucketProof:
             return None
         known = self._records[bucket].eager_ms
         self._note(bucket, eager_ms=min(eager_ms, known or eager_ms))
-        return Trial(places, self._inputs(bucket, places), expected)
+        return Trial(places, self._inputs(bucket, places), self._rows(output, places))
 
     def _prove(self, bucket: Bucket, trial: Trial) -> None:
         """One replay; the quickest of all is what is reported."""
@@ -182,7 +194,7 @@ class BucketProof:
         except Exception as error:  # a replay that fails at start would fail later as well
             self._disable(bucket, f"replay failed: {in_one_line(error)}")
             return
-        found = replayed[: len(trial.places)]
+        found = self._rows(replayed, trial.places)
         fault = self._fault(found, trial.expected)
         if fault is not None:
             self._disable(bucket, f"replay differs from eager: {fault}")
@@ -191,7 +203,21 @@ class BucketProof:
         self._note(bucket, replay_ms=min(replay_ms, known or replay_ms))
         self._given.append((bucket, found, trial.expected))
 
-    def _fault(self, found: np.ndarray, expected: np.ndarray) -> str | None:
+    def _rows(self, output: TowerOutput, places: Sequence[int]) -> Rows:
+        items = [self._samples[place] for place in places]
+        tokens = [] if output.tokens is None else split_tokens(self._runner.tower, items, output.tokens.numpy())
+        return Rows(output.vectors[: len(places)].numpy(), tokens)
+
+    def _fault(self, found: Rows, expected: Rows) -> str | None:
+        fault = self._difference(found.vectors, expected.vectors)
+        if fault is not None or not expected.tokens:
+            return fault
+        # An item's features are held together as one long vector.
+        pairs = zip(found.tokens, expected.tokens, strict=True)
+        faults = [self._difference(ours.reshape(1, -1), theirs.reshape(1, -1)) for ours, theirs in pairs]
+        return next((f"features: {fault}" for fault in faults if fault is not None), None)
+
+    def _difference(self, found: np.ndarray, expected: np.ndarray) -> str | None:
         if found.shape != expected.shape:
             return f"shape {found.shape}, not {expected.shape}"
         cosine, error = compare_rows(normalize_rows(found), normalize_rows(expected))
@@ -246,11 +272,11 @@ class BucketProof:
         self._records[bucket] = replace(self._records[bucket], **known)
 
 
-def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[np.ndarray, float]:
-    """The vectors of one run, not copied, and its milliseconds."""
+def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[TowerOutput, float]:
+    """What one run gives, not copied, and its milliseconds."""
     started = time.perf_counter()
-    vectors, _ = runner.run(bucket, inputs)
-    return vectors.numpy(), (time.perf_counter() - started) * 1e3
+    output, _ = runner.run(bucket, inputs, tokens=True)
+    return output, (time.perf_counter() - started) * 1e3
 
 
 def in_one_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ import torch
 from encoder.attention.backend import Segments
 from encoder.attention.dispatch import CallTrace, Dispatcher
 from encoder.device import Device
-from encoder.models.tower import Inputs, Tower
+from encoder.models.tower import Inputs, Tower, TowerOutput
 
 GraphState = Literal["ready", "eager", "disabled"]
 # Key of a packed batch's boundaries among its inputs: int32 [segments + 1] on the host.
@@ -97,10 +97,11 @@ class GraphRunner(ABC):
         """Makes the bucket ready with host inputs of exactly its size; returns the bytes it holds, 0 when unknown."""
 
     @abstractmethod
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
-        """Vectors float32 [n, D] on the host, owned by the caller, and what the attention calls did.
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
+        """Vectors float32 on the host, owned by the caller, and what the attention calls did.
 
-        A row for each of the bucket's items, or, packed, for each of its segments.
+        A row for each of the bucket's items, or, packed, for each of its segments. Features, float32 as
+        well, only where `tokens` asks for them.
         """
 
     @abstractmethod

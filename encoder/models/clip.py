@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import torch
 from transformers import CLIPConfig, CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
 from encoder.attention.backend import MaskNeed
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.halves import PictureTower, TextTower
-from encoder.models.tower import Inputs, Tower, TowerSpec
+from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.models.weights import learned_scale, load_weights
 from encoder.preprocess.text import TextPipeline
 from encoder.preprocess.transform import ImageTransform
@@ -16,7 +15,7 @@ from encoder.settings import EngineSettings
 
 
 class ClipVision(PictureTower):
-    """Pooled at the class token, projected."""
+    """Pooled at the class token, projected; features are the last layer's, before the class token's norm."""
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config: Any = CLIPConfig.from_dict(checkpoint.config)
@@ -29,12 +28,14 @@ class ClipVision(PictureTower):
             head_dims=frozenset({vision.hidden_size // vision.num_attention_heads}),
             mask_needs=frozenset({MaskNeed.NONE}),
             logit_scale=learned_scale(checkpoint),
+            token_dimensions=vision.hidden_size,
         )
+        self.patch_size = vision.patch_size
         self.module = load_weights(checkpoint, CLIPVisionModelWithProjection)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors: torch.Tensor = self.module(pixel_values=inputs["pixel_values"]).image_embeds
-        return vectors
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        found = self.module(pixel_values=inputs["pixel_values"])
+        return TowerOutput(found.image_embeds, found.last_hidden_state[:, 1:])
 
 
 class ClipText(TextTower):
@@ -56,11 +57,9 @@ class ClipText(TextTower):
         self.pipeline.check_vocabulary(checkpoint.name, text.vocab_size)
         self.module = load_weights(checkpoint, CLIPTextModelWithProjection)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors: torch.Tensor = self.module(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
-        ).text_embeds
-        return vectors
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        found = self.module(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
+        return TowerOutput(found.text_embeds)
 
 
 def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:

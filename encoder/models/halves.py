@@ -17,6 +17,11 @@ class PictureTower(Tower[np.ndarray]):
     """Items are uint8 pixels [3, H, W], resized and cropped; inputs are float32 [n, 3, H, W], normalised."""
 
     transform: ImageTransform
+    patch_size: int
+
+    def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
+        height, width = item.shape[1:]
+        return height // self.patch_size, width // self.patch_size
 
     def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
         return {"pixel_values": torch.from_numpy(self.transform.normalize(np.stack(items)))}

@@ -5,13 +5,12 @@ The model was trained with padding that it sees: a pad mask would change the vec
 
 from typing import Any
 
-import torch
 from transformers import SiglipConfig, SiglipTextModel, SiglipVisionModel
 
 from encoder.attention.backend import MaskNeed
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.halves import PictureTower, TextTower
-from encoder.models.tower import Inputs, Tower, TowerSpec
+from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.models.weights import learned_scale, load_weights
 from encoder.preprocess.text import TextPipeline
 from encoder.preprocess.transform import ImageTransform
@@ -19,7 +18,7 @@ from encoder.settings import EngineSettings
 
 
 class SiglipVision(PictureTower):
-    """Pooled by an attention head of its own."""
+    """Pooled by an attention head of its own; features are the last layer's, after the last norm."""
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config: Any = SiglipConfig.from_dict(checkpoint.config)
@@ -32,12 +31,14 @@ class SiglipVision(PictureTower):
             head_dims=frozenset({vision.hidden_size // vision.num_attention_heads}),
             mask_needs=frozenset({MaskNeed.NONE}),
             logit_scale=learned_scale(checkpoint),
+            token_dimensions=vision.hidden_size,
         )
+        self.patch_size = vision.patch_size
         self.module = load_weights(checkpoint, SiglipVisionModel)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors: torch.Tensor = self.module(pixel_values=inputs["pixel_values"]).pooler_output
-        return vectors
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        found = self.module(pixel_values=inputs["pixel_values"])
+        return TowerOutput(found.pooler_output, found.last_hidden_state)
 
 
 class SiglipText(TextTower):
@@ -60,9 +61,8 @@ class SiglipText(TextTower):
         self.pipeline.check_vocabulary(checkpoint.name, text.vocab_size)
         self.module = load_weights(checkpoint, SiglipTextModel)
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors: torch.Tensor = self.module(input_ids=inputs["input_ids"]).pooler_output
-        return vectors
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        return TowerOutput(self.module(input_ids=inputs["input_ids"]).pooler_output)
 
 
 def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,17 @@ Item = TypeVar("Item")
 Inputs = Mapping[str, torch.Tensor]
 
 
+class TowerOutput(NamedTuple):
+    """What a forward gives: `vectors` [n, dimensions], pooled and projected, and the features of the patches.
+
+    `tokens` is [n, t, token_dimensions], without class and register tokens, or for a packed tower
+    [T, token_dimensions], the items' one after the other; None for a tower that has none to give, as texts.
+    """
+
+    vectors: torch.Tensor
+    tokens: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class TowerSpec:
     """What a tower is: `dimensions` of its vectors, head dims of its layers, mask needs of its calls.
@@ -24,6 +35,7 @@ class TowerSpec:
     `max_tokens`: longest text with special tokens, 0 for vision; with `fixed_length` every text has it.
     `logit_scale`: what cosines are multiplied by before a softmax over labels, 0 when the model has learned none.
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
+    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
     """
 
     family: str
@@ -35,6 +47,7 @@ class TowerSpec:
     fixed_length: bool = False
     logit_scale: float = 0.0
     packed: bool = False
+    token_dimensions: int = 0
 
 
 class Tower(ABC, Generic[Item]):
@@ -44,8 +57,9 @@ class Tower(ABC, Generic[Item]):
 
     A packed tower (`spec.packed`) keeps to this: `length_of` is an item's token count; `collate` gives the items one
     after the other, tensors [T, ...] and `cu_seqlens` int32 [n + 1], cumulative from 0 to T, and is asked for no
-    length; `forward` gives a vector for each segment, [n, dimensions], attends by the segments that the dispatcher
-    holds, and bears segments of zeros (filler) and of no token, whose vectors nobody reads.
+    length; `forward` gives a vector for each segment, [n, dimensions], and features in the order of the tokens,
+    attends by the segments that the dispatcher holds, and bears segments of zeros (filler) and of no token, whose
+    vectors nobody reads.
     """
 
     spec: TowerSpec
@@ -59,9 +73,16 @@ class Tower(ABC, Generic[Item]):
         """Tokens of an item, by which its bucket is chosen; 0 where all items have one size, as pictures do."""
         return 0
 
+    def grid_of(self, item: Item) -> tuple[int, ...]:
+        """Shape of an item's patch features: rows and columns, with frames or tiles before them where there are some.
+
+        Their product is the item's number of features; empty where the tower gives none.
+        """
+        return ()
+
     @abstractmethod
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        """Vectors [n, dimensions], pooled and projected; inputs on the module's device, floats in its dtype."""
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        """See `TowerOutput`; inputs on the module's device, floats in its dtype."""
 
     @abstractmethod
     def golden_items(self) -> list[Item]:

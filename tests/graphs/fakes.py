@@ -15,7 +15,7 @@ from encoder.attention.sdpa import SdpaAttention
 from encoder.device import Device
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.runner import Bucket, GraphRunner
-from encoder.models.tower import Inputs, Tower, TowerSpec
+from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from tests.support.packed_tower import PackedTower, sharp_vit
 
 CPU = Device("cpu", 0, "a test's cpu", "x86_64", 1 << 30)
@@ -24,7 +24,7 @@ CPU = Device("cpu", 0, "a test's cpu", "x86_64", 1 << 30)
 class Pictures(Tower[np.ndarray]):
     """Items are float32 [6]; a vector is a fixed function of each."""
 
-    spec = TowerSpec("fake", "vision", 5, frozenset({64}), frozenset({MaskNeed.NONE}))
+    spec = TowerSpec("fake", "vision", 5, frozenset({64}), frozenset({MaskNeed.NONE}), token_dimensions=3)
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -34,8 +34,12 @@ class Pictures(Tower[np.ndarray]):
         assert length is None
         return {"pixels": torch.from_numpy(np.stack(list(items)))}
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        return torch.tanh(inputs["pixels"] @ self.weights[0]) @ self.weights[1]
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        hidden = torch.tanh(inputs["pixels"] @ self.weights[0])
+        return TowerOutput(hidden @ self.weights[1], hidden.unflatten(1, (3, 3)))
+
+    def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
+        return (3, 1)
 
     def golden_items(self) -> list[np.ndarray]:
         return list(np.random.default_rng(1).standard_normal((4, 6)).astype(np.float32))
@@ -64,9 +68,9 @@ class Texts(Tower[list[int]]):
         seen = torch.arange(width)[None] < torch.tensor([len(item) for item in items])[:, None]
         return {"ids": ids, "mask": seen}
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
+    def forward(self, inputs: Inputs) -> TowerOutput:
         seen = inputs["mask"][..., None].float()
-        return (self.table[inputs["ids"]] * seen).sum(1) / seen.sum(1)
+        return TowerOutput((self.table[inputs["ids"]] * seen).sum(1) / seen.sum(1))
 
     def golden_items(self) -> list[list[int]]:
         rng = np.random.default_rng(3)
@@ -89,7 +93,7 @@ class Recorded(GraphRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.static: dict[Bucket, dict[str, torch.Tensor]] = {}
-        self.out: dict[Bucket, torch.Tensor] = {}
+        self.out: dict[Bucket, list[torch.Tensor]] = {}
         self.runs: Counter[Bucket] = Counter()
         self.captured: list[Bucket] = []
         self.released: list[Bucket] = []
@@ -104,33 +108,47 @@ class Recorded(GraphRunner):
         self.out[bucket] = self.forward(bucket)
         return 1 << 20
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         self.runs[bucket] += 1
         self.copy_in(bucket, inputs)
-        self.out[bucket].copy_(self.forward(bucket))
-        return self.hand_out(bucket), CallTrace()
+        for buffer, computed in zip(self.out[bucket], self.forward(bucket), strict=True):
+            buffer.copy_(computed)
+        handed = [self.hand_out(bucket, buffer) for buffer in self.out[bucket]]
+        return TowerOutput(*handed[: 2 if tokens else 1]), CallTrace()
 
     def release(self, bucket: Bucket) -> None:
         self.released.append(bucket)
         self.static.pop(bucket, None)
         self.out.pop(bucket, None)
 
-    def forward(self, bucket: Bucket) -> torch.Tensor:
+    def forward(self, bucket: Bucket) -> list[torch.Tensor]:
         static = self.static[bucket]
         with torch.no_grad(), attending(self.dispatcher, self.eager_segments(static)):
-            return self.tower.forward(static).clone()
+            return [part.clone() for part in self.tower.forward(static) if part is not None]
 
     def copy_in(self, bucket: Bucket, inputs: Inputs) -> None:
         for name, buffer in self.static[bucket].items():
             buffer.copy_(inputs[name])
 
-    def hand_out(self, bucket: Bucket) -> torch.Tensor:
-        return self.out[bucket].clone()
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.clone()
 
 
 class HandsOutItsBuffer(Recorded):
-    def hand_out(self, bucket: Bucket) -> torch.Tensor:
-        return self.out[bucket]
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer
+
+
+class HandsOutItsFeatures(Recorded):
+    """The vectors are copies, the features are not."""
+
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.clone() if buffer is self.out[bucket][0] else buffer
+
+
+class WrongFeatures(Recorded):
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.clone() if buffer is self.out[bucket][0] else buffer.roll(1, dims=1)
 
 
 class IgnoresInputs(Recorded):
@@ -148,27 +166,27 @@ class ForgetsOneInput(Recorded):
 
 
 class WrongTheSecondTime(Recorded):
-    def hand_out(self, bucket: Bucket) -> torch.Tensor:
-        return self.out[bucket].flip(-1) if self.runs[bucket] == 2 else self.out[bucket].clone()
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.flip(-1) if self.runs[bucket] == 2 else buffer.clone()
 
 
 class LosesItsWorkSpace(Recorded):
     """A larger bucket's replay writes where a smaller one keeps what it computed once."""
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         spoilt = any(self.runs[other] and other.cost > bucket.cost for other in self.static)
-        vectors, trace = super().run(bucket, inputs)
-        return (vectors.flip(-1) if spoilt else vectors), trace
+        output, trace = super().run(bucket, inputs, tokens=tokens)
+        return (output._replace(vectors=output.vectors.flip(-1)) if spoilt else output), trace
 
 
 class ShiftsRows(Recorded):
-    def hand_out(self, bucket: Bucket) -> torch.Tensor:
-        return self.out[bucket].roll(1, dims=0)
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.roll(1, dims=0)
 
 
 class GivesNan(Recorded):
-    def hand_out(self, bucket: Bucket) -> torch.Tensor:
-        return torch.full_like(self.out[bucket], float("nan"))
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(buffer, float("nan"))
 
 
 class FailsAtReplay(Recorded):
@@ -192,10 +210,10 @@ class TakesNoPacked(Recorded):
 class SmallEager(EagerRunner):
     """Without memory for more than two items."""
 
-    def run(self, bucket: Bucket, inputs: Inputs) -> tuple[torch.Tensor, CallTrace]:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         if len(next(iter(inputs.values()))) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return super().run(bucket, inputs)
+        return super().run(bucket, inputs, tokens=tokens)
 
 
 def runners(

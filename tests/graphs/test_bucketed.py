@@ -88,7 +88,8 @@ def test_the_smallest_bucket_that_fits_is_taken_and_filled(count: int, bucket: i
     tower = Pictures()
     forward, runner = watched(tower, PICTURES)
     items = pictures_of(count)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert runner.given == [(Bucket(bucket), {"pixels": (bucket, 6)})]
     assert name == "recorded" and vectors.shape == (count, 5) and vectors.dtype == np.float32
     assert np.abs(vectors - expected_pictures(tower, items)).max() <= 1e-5
@@ -99,7 +100,7 @@ def test_more_than_the_largest_bucket_goes_in_turns_and_in_order() -> None:
     tower = Pictures()
     forward, runner = watched(tower, PICTURES)
     items = pictures_of(9)
-    vectors, _, _ = forward.run(items)
+    vectors = forward.run(items).vectors
     assert [bucket.batch for bucket, _ in runner.given] == [4, 4, 1]
     assert np.abs(vectors - expected_pictures(tower, items)).max() <= 1e-5
 
@@ -111,16 +112,45 @@ def test_texts_go_by_count_and_length(lengths: list[int], bucket: tuple[int, int
     tower = Texts()
     forward, runner = watched(tower, TEXTS)
     items = [list(range(5, 5 + length)) for length in lengths]
-    vectors, _, _ = forward.run(items)
+    vectors = forward.run(items).vectors
     assert runner.given == [(Bucket(*bucket), {"ids": bucket, "mask": bucket})]
     assert np.abs(vectors - expected_texts(tower, items)).max() <= 1e-5
+
+
+def expected_features(tower: Pictures, item: np.ndarray) -> np.ndarray:
+    return np.tanh(item.astype(np.float64) @ tower.weights[0].double().numpy()).reshape(3, 3)
+
+
+def test_features_come_only_when_asked_for_one_block_an_item() -> None:
+    tower = Pictures()
+    forward, _ = watched(tower, PICTURES)
+    items = pictures_of(7)
+    assert forward.run(items).tokens == []
+    found = forward.run(items, tokens=True)
+    assert [features.shape for features in found.tokens] == [(3, 3)] * 7
+    for item, features in zip(items, found.tokens, strict=True):
+        assert np.abs(features - expected_features(tower, item)).max() <= 1e-5
+    assert np.array_equal(found.vectors, forward.run(items).vectors)
+
+
+def test_packed_features_are_each_items_own() -> None:
+    """The mean of an item's features, projected, is its vector."""
+    tower = packed_tower()
+    forward, _ = watched(tower, PACKED)
+    items = pictures([5, 16, 1, 9, 16, 16, 2], seed=4)
+    found = forward.run(items, tokens=True)
+    assert [len(features) for features in found.tokens] == [5, 16, 1, 9, 16, 16, 2]
+    for item, features, vector in zip(items, found.tokens, found.vectors, strict=True):
+        assert np.abs(tower.module.project(torch.from_numpy(features).mean(0)).numpy() - vector).max() <= 1e-5
+        assert np.abs(vector - alone(tower.module, item)).max() <= 1e-5
 
 
 def test_an_item_that_fits_no_bucket_runs_eager_alone() -> None:
     tower = Texts()
     forward, runner = watched(tower, [bucket for bucket in TEXTS if bucket.length <= 8])
     items = [list(range(length)) for length in (3, 12, 4)]
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "eager+recorded" and [bucket for bucket, _ in runner.given] == [Bucket(2, 4)]
     assert forward.counters == {"graph_replay": 1, "eager_run": 1}
     assert np.abs(vectors - expected_texts(tower, items)).max() <= 1e-5
@@ -131,7 +161,8 @@ def test_packed_items_are_as_alone(lengths: list[int]) -> None:
     tower = packed_tower()
     forward, runner = watched(tower, PACKED)
     items = pictures(lengths, seed=5)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "recorded"
     assert np.abs(vectors - np.stack([alone(tower.module, item) for item in items])).max() <= 1e-5
     for bucket, shapes in runner.given:
@@ -152,7 +183,8 @@ def test_a_giant_among_packed_items_runs_eager_alone() -> None:
     tower = packed_tower()
     forward, runner = watched(tower, packed_buckets(8, [1, 3]))
     items = pictures([3, 14, 5], seed=2)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "eager+recorded" and [bucket.tokens for bucket, _ in runner.given] == [8]
     assert np.abs(vectors - np.stack([alone(tower.module, item) for item in items])).max() <= 1e-5
 
@@ -186,6 +218,10 @@ FAULTS: list[tuple[type[Recorded], str, str, int]] = [
     (fakes.LosesItsWorkSpace, "packed", "replay differs from eager: cosine", 2),
     (fakes.HandsOutItsBuffer, "pictures", "a later replay changed vectors that were given away", 3),
     (fakes.HandsOutItsBuffer, "packed", "a later replay changed vectors that were given away", 3),
+    (fakes.HandsOutItsFeatures, "pictures", "a later replay changed vectors that were given away: features: ", 3),
+    (fakes.HandsOutItsFeatures, "packed", "a later replay changed vectors that were given away: features: ", 3),
+    (fakes.WrongFeatures, "pictures", "replay differs from eager: features: cosine", 3),
+    (fakes.WrongFeatures, "packed", "replay differs from eager: features: cosine", 3),
     (fakes.ShiftsRows, "pictures", "replay differs from eager: cosine", 2),
     (fakes.GivesNan, "pictures", "replay differs from eager: cosine nan", 3),
     (fakes.FailsAtReplay, "pictures", "replay failed: update() must come before each replay", 3),
@@ -202,9 +238,10 @@ def test_a_wrong_runner_is_found_out_and_eager_serves(kind: type[Recorded], name
     assert "\n" not in "".join(reasons(forward))
     items = tower.golden_items()[:3]
     if not any(record.state == "ready" for record in forward.records):
-        vectors, _, runner = forward.run(items)
+        found = forward.run(items)
+        vectors, runner = found.vectors, found.runner
         assert runner == "eager" and forward.counters == {"eager_run": 1}
-        eager = forward_of(tower, buckets, EagerRunner).run(items)[0]
+        eager = forward_of(tower, buckets, EagerRunner).run(items).vectors
         assert np.array_equal(vectors, eager)
 
 
@@ -261,7 +298,8 @@ def test_a_capture_that_fails_leaves_its_bucket_eager_and_says_why() -> None:
     assert forward.records[-1].reason == why and forward.records[-1].backend == "sdpa"
     assert forward.records[-1].eager_ms > 0 and forward.records[-1].replay_ms == 0
     items = pictures_of(3)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "eager" and np.abs(vectors - expected_pictures(tower, items)).max() <= 1e-5
 
 
@@ -276,12 +314,12 @@ def test_max_graphs_keeps_the_smallest() -> None:
     forward = forward_of(Pictures(), PICTURES, limits=GraphLimits(max_graphs=2))
     assert states(forward) == {"batch=1": "ready", "batch=2": "ready", "batch=4": "eager"}
     assert forward.records[-1].reason == "max_graphs allows 2 graphs, and there are smaller ones"
-    assert forward.run(pictures_of(4))[2] == "eager"
+    assert forward.run(pictures_of(4)).runner == "eager"
 
 
 def test_no_graphs_at_all() -> None:
     forward = forward_of(Pictures(), PICTURES, limits=GraphLimits(max_graphs=0))
-    assert set(states(forward).values()) == {"eager"} and forward.run(pictures_of(1))[2] == "eager"
+    assert set(states(forward).values()) == {"eager"} and forward.run(pictures_of(1)).runner == "eager"
 
 
 def test_graph_memory_is_capped() -> None:
@@ -306,7 +344,7 @@ def test_graph_memory_is_counted_together() -> None:
     forward = forward_of(Pictures(), PICTURES, limits=GraphLimits(memory_bytes=2 << 20))
     assert states(forward) == {"batch=1": "eager", "batch=2": "ready", "batch=4": "ready"}
     assert forward.records[0].reason == "its graph takes 1.0 MiB, and graph_memory_bytes leaves 0.0 MiB"
-    assert forward.run(pictures_of(1))[2] == "recorded"
+    assert forward.run(pictures_of(1)).runner == "recorded"
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, replay: Callable[[int], float]) -> None:
@@ -344,7 +382,8 @@ def test_a_size_that_not_even_eager_bears_is_split_below_it() -> None:
     last = forward.records[-1]
     assert not last.serves and "NPU out of memory" in last.reason and "eager fails at this size" in last.reason
     items = pictures_of(5)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "recorded" and forward.counters == {"graph_replay": 3}
     assert np.abs(vectors - expected_pictures(tower, items)).max() <= 1e-5
 
@@ -375,8 +414,8 @@ def test_a_disabled_small_bucket_is_not_answered_by_a_much_larger_one() -> None:
     class WrongBelow(Recorded):
         below = 0
 
-        def hand_out(self, bucket: Bucket) -> torch.Tensor:
-            return self.out[bucket].flip(-1) if bucket.batch < self.below else self.out[bucket].clone()
+        def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+            return buffer.flip(-1) if bucket.batch < self.below else buffer.clone()
 
     class Two(WrongBelow):
         below = 2
@@ -385,10 +424,10 @@ def test_a_disabled_small_bucket_is_not_answered_by_a_much_larger_one() -> None:
         below = 8
 
     buckets = [Bucket(1), Bucket(2), Bucket(8)]
-    assert forward_of(Pictures(), buckets, Two).run(pictures_of(1))[2] == "recorded"
+    assert forward_of(Pictures(), buckets, Two).run(pictures_of(1)).runner == "recorded"
     forward = forward_of(Pictures(), buckets, Eight)
     assert states(forward) == {"batch=1": "disabled", "batch=2": "disabled", "batch=8": "ready"}
-    assert forward.run(pictures_of(1))[2] == "eager" and forward.run(pictures_of(5))[2] == "recorded"
+    assert forward.run(pictures_of(1)).runner == "eager" and forward.run(pictures_of(5)).runner == "recorded"
 
 
 def test_a_runner_without_packed_batches_leaves_them_eager() -> None:
@@ -397,7 +436,8 @@ def test_a_runner_without_packed_batches_leaves_them_eager() -> None:
     assert set(states(forward).values()) == {"eager"}
     assert reasons(forward) == {"graph runner recorded takes no packed batches"}
     items = pictures([3, 9, 16, 1], seed=4)
-    vectors, _, name = forward.run(items)
+    found = forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "eager"
     assert np.abs(vectors - np.stack([alone(tower.module, item) for item in items])).max() <= 1e-5
 

@@ -18,7 +18,7 @@ from encoder.graphs.cuda import CudaGraphRunner
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
 from encoder.graphs.runner import Bucket
-from encoder.models.tower import Inputs, Tower
+from encoder.models.tower import Inputs, Tower, TowerOutput
 from tests.attention import kernels
 from tests.graphs.fakes import CPU, Pictures, Texts
 from tests.graphs.recording import RecordingDevice
@@ -96,7 +96,7 @@ def packed() -> PackedTower:
 
 
 def eagerly(eager: EagerRunner, items: Sequence[Any]) -> np.ndarray:
-    return eager.run(Bucket(len(items)), eager.tower.collate(items))[0].numpy()
+    return eager.run(Bucket(len(items)), eager.tower.collate(items))[0].vectors.numpy()
 
 
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
@@ -106,7 +106,8 @@ def test_packed_graphs_follow_their_boundaries(backend: str) -> None:
     module = sharp_vit(8, 16)
     for lengths in ([3, 4], [16, 16, 16], [4, 3], [7, 9], [9, 7], [16], [1], [16, 5, 9]):
         items = pictures(lengths, seed=sum(lengths))
-        vectors, _, name = forward.run(items)
+        found = forward.run(items)
+        vectors, name = found.vectors, found.runner
         assert name == "cuda" and worst_cosine(vectors, eagerly(eager, items)) >= 0.9999
         assert worst_cosine(vectors, np.stack([alone(module, item) for item in items])) >= 0.999
 
@@ -128,16 +129,19 @@ def test_fixed_sizes(make: type[Tower[Any]]) -> None:
     assert {record.state for record in forward.records} == {"ready"}
     items = tower.golden_items()
     for count in (1, 4, 2, 3, 1):
-        vectors, _, name = forward.run(items[-count:])
+        found = forward.run(items[-count:])
+        vectors, name = found.vectors, found.runner
         assert name == "cuda" and np.abs(vectors - eagerly(eager, items[-count:])).max() <= 1e-5
 
 
 def test_vectors_belong_to_the_caller() -> None:
     forward, _, eager = rig(Pictures(), PICTURES)
     items = Pictures().golden_items()
-    first = forward._runner.run(Bucket(2), Pictures().collate(items[:2]))[0]
-    forward._runner.run(Bucket(2), Pictures().collate(items[2:]))
-    assert np.abs(first.numpy() - eagerly(eager, items[:2])).max() <= 1e-5
+    first = forward._runner.run(Bucket(2), Pictures().collate(items[:2]), tokens=True)[0]
+    forward._runner.run(Bucket(2), Pictures().collate(items[2:]), tokens=True)
+    assert np.abs(first.vectors.numpy() - eagerly(eager, items[:2])).max() <= 1e-5
+    features = eager.run(Bucket(2), Pictures().collate(items[:2]), tokens=True)[0].tokens
+    assert first.tokens is not None and torch.equal(first.tokens, features)
 
 
 class FreesBuffers(Runner):
@@ -188,15 +192,15 @@ def test_graphs_that_are_wrong_are_found_out(
     assert {record.state for record in forward.records} == {state}
     assert all(record.reason.startswith(reason) for record in forward.records)
     items = eager.tower.golden_items()
-    assert worst_cosine(forward.run(items)[0], eagerly(eager, items)) >= 0.9999
+    assert worst_cosine(forward.run(items).vectors, eagerly(eager, items)) >= 0.9999
 
 
 class Waits(Pictures):
     """Its forward waits for the device."""
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors = super().forward(inputs)
-        return vectors * (1.0 if float(vectors.sum()) else 2.0)
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        output = super().forward(inputs)
+        return output._replace(vectors=output.vectors * (1.0 if float(output.vectors.sum()) else 2.0))
 
 
 def test_after_a_failed_capture_the_stream_is_the_callers_and_the_reason_is_the_first_error() -> None:
@@ -205,7 +209,7 @@ def test_after_a_failed_capture_the_stream_is_the_callers_and_the_reason_is_the_
     assert [(record.state, record.reason) for record in forward.records] == [("eager", why)] * 3
     assert runner.recording.current is runner.recording.default
     items = Pictures().golden_items()
-    assert np.abs(forward.run(items)[0] - eagerly(eager, items)).max() <= 1e-5
+    assert np.abs(forward.run(items).vectors - eagerly(eager, items)).max() <= 1e-5
 
 
 class FailsOnce(Runner):
@@ -250,5 +254,5 @@ def test_inputs_that_are_not_the_buckets_are_refused(wrong: dict[str, torch.Tens
 def test_a_replay_counts_the_calls_of_its_capture() -> None:
     forward, runner, _ = rig(packed(), PACKED)
     before = runner.dispatcher.counters()["fused"]
-    assert forward.run(pictures([3], seed=0))[1].fused == 3
+    assert forward.run(pictures([3], seed=0)).trace.fused == 3
     assert runner.dispatcher.counters()["fused"] == before + 3

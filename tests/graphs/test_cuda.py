@@ -14,7 +14,7 @@ from encoder.graphs.captured import Captured
 from encoder.graphs.cuda import CudaGraphRunner
 from encoder.graphs.runner import Bucket
 from encoder.models import tower as towers
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 from encoder.settings import EngineSettings
 from tests.support.checkpoints import worst_cosine
 from tests.support.packed_tower import FAMILY, alone, pictures, sharp_vit, write_packed
@@ -75,20 +75,21 @@ class FreesBuffers(CudaGraphRunner):
 
 
 class ForgetsOneInput(CudaGraphRunner):
-    def run(self, bucket: Bucket, inputs: Inputs) -> Any:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> Any:
         name = next(iter(inputs))
-        return super().run(bucket, {**inputs, name: self._captured[bucket].inputs[name].cpu()})
+        forgotten = {**inputs, name: self._captured[bucket].inputs[name].cpu()}
+        return super().run(bucket, forgotten, tokens=tokens)
 
 
 class WaitsInside(CudaGraphRunner):
     """A forward that waits for the device cannot be captured."""
 
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
-        forward: Callable[[Inputs], torch.Tensor] = self.tower.forward
+        forward: Callable[[Inputs], TowerOutput] = self.tower.forward
 
-        def waiting(given: Inputs) -> torch.Tensor:
-            vectors = forward(given)
-            return vectors * (1.0 if float(vectors.sum()) else 2.0)
+        def waiting(given: Inputs) -> TowerOutput:
+            vectors = forward(given).vectors
+            return TowerOutput(vectors * (1.0 if float(vectors.sum()) else 2.0))
 
         self.tower.forward = waiting  # type: ignore[method-assign]
         try:

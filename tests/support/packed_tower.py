@@ -18,7 +18,7 @@ from torch import nn
 from encoder.attention.backend import MaskNeed
 from encoder.attention.hf import attention
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.tower import Inputs, Tower, TowerSpec
+from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.settings import EngineSettings
 
 FAMILY = {"packed-test": "tests.support.packed_tower:load_tower"}
@@ -63,7 +63,10 @@ class Layer(nn.Module):
 
 
 class PackedVit(nn.Module):
-    """Patches [T, PATCH] and their places [T] to a vector for each segment: the mean of its tokens, projected."""
+    """Patches [T, PATCH] and their places [T] to a vector for each segment: the mean of its tokens, projected.
+
+    The tokens [T, width] are its features.
+    """
 
     def __init__(self, head_dim: int, max_tokens: int) -> None:
         super().__init__()
@@ -72,16 +75,16 @@ class PackedVit(nn.Module):
         self.layers = nn.ModuleList(Layer(width) for _ in range(LAYERS))
         self.after, self.project = nn.LayerNorm(width), nn.Linear(width, OUT, bias=False)
 
-    def forward(self, patches: torch.Tensor, places: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    def forward(self, patches: torch.Tensor, places: torch.Tensor, cu_seqlens: torch.Tensor) -> TowerOutput:
         x = (self.embed(patches) + self.places(places))[None]
         for layer in self.layers:
             x = layer(x)
         token = torch.arange(x.shape[1], device=x.device)[None]
         starts, ends = cu_seqlens[:-1, None], cu_seqlens[1:, None]
         member = ((token >= starts) & (token < ends)).float()
-        mean = member @ self.after(x)[0].float() / (ends - starts).clamp(min=1)
-        out: torch.Tensor = self.project(mean.to(x.dtype))
-        return out
+        features = self.after(x)[0]
+        mean = member @ features.float() / (ends - starts).clamp(min=1)
+        return TowerOutput(self.project(mean.to(x.dtype)), features)
 
 
 class PackedTower(Tower[np.ndarray]):
@@ -97,7 +100,11 @@ class PackedTower(Tower[np.ndarray]):
             mask_needs=frozenset({MaskNeed.SEGMENTS}),
             max_tokens=max_tokens,
             packed=True,
+            token_dimensions=HEADS * head_dim,
         )
+
+    def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
+        return (len(item), 1)
 
     def length_of(self, item: np.ndarray) -> int:
         return len(item)
@@ -110,8 +117,8 @@ class PackedTower(Tower[np.ndarray]):
             "cu_seqlens": torch.tensor(np.cumsum([0, *map(len, items)]), dtype=torch.int32),
         }
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        out: torch.Tensor = self.module(inputs["patches"], inputs["places"], inputs["cu_seqlens"])
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        out: TowerOutput = self.module(inputs["patches"], inputs["places"], inputs["cu_seqlens"])
         return out
 
     def golden_items(self) -> list[np.ndarray]:

@@ -22,7 +22,7 @@ from encoder.graphs.npu import NpuGraphRunner
 from encoder.graphs.packing import packed_buckets
 from encoder.graphs.runner import Bucket, GraphLimits
 from encoder.models.checkpoint import find_checkpoint
-from encoder.models.tower import Inputs, Tower, load_tower
+from encoder.models.tower import Inputs, Tower, TowerOutput, load_tower
 from encoder.settings import EngineSettings
 from tests.npu_sim.simulator import Simulator
 from tests.support.checkpoints import worst_cosine
@@ -83,7 +83,7 @@ class Rig:
         return [record.reason for record in self.forward.records]
 
     def eagerly(self, items: Sequence[Any]) -> np.ndarray:
-        return self.eager.run(Bucket(len(items)), self.tower.collate(items))[0].numpy()
+        return self.eager.run(Bucket(len(items)), self.tower.collate(items))[0].vectors.numpy()
 
 
 def demo() -> Tower[Any]:
@@ -107,7 +107,8 @@ def test_pictures_of_one_size(simulator: Simulator) -> None:
     simulator.calls.clear()
     items = rig.tower.golden_items()
     for count in (1, 4, 2, 3, 1):
-        vectors, trace, name = rig.forward.run(items[:count])
+        found = rig.forward.run(items[:count])
+        vectors, trace, name = found.vectors, found.trace, found.runner
         assert name == "npu" and trace.fused == DEMO_LAYERS and trace.reason is None
         assert worst_cosine(vectors, rig.eagerly(items[:count])) >= 0.9999
     replays = [call for call in simulator.calls.fused if call.phase == "replay"]
@@ -123,7 +124,8 @@ def test_packed_in_any_order_with_any_boundaries(simulator: Simulator) -> None:
     for lengths in ([3, 4], [16, 16, 16], [4, 3], [7, 9], [9, 7], [16], [2, 14], [16, 5, 9], [1], [14, 2]):
         simulator.calls.clear()
         items = pictures(lengths, seed=sum(lengths) + len(lengths))
-        vectors, trace, name = rig.forward.run(items)
+        found = rig.forward.run(items)
+        vectors, trace, name = found.vectors, found.trace, found.runner
         assert name == "npu" and trace.fused == LAYERS
         assert worst_cosine(vectors, rig.eagerly(items)) >= 0.9999
         assert worst_cosine(vectors, np.stack([alone(module, item) for item in items])) >= 0.999
@@ -142,7 +144,7 @@ def test_packed_through_a_backend_that_reads_boundaries_on_the_device(backend: s
     assert rig.states == ["ready"] * 3, rig.reasons
     for lengths in ([7, 9], [9, 7], [16, 5, 9], [3]):
         items = pictures(lengths, seed=3)
-        assert worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+        assert worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
     assert not simulator.calls.fused and not any(call.float_mask for call in simulator.calls.sdpa)
 
 
@@ -152,7 +154,7 @@ def test_the_second_device_while_the_first_has_graphs(simulator: Simulator) -> N
     simulator.calls.clear()
     for lengths in ([3, 4], [16, 5, 9], [4, 3]):
         items = pictures(lengths, seed=9)
-        both = [rig.forward.run(items)[0] for rig in (second, first)]
+        both = [rig.forward.run(items).vectors for rig in (second, first)]
         assert np.array_equal(*both)
     assert {call.device for call in simulator.calls.fused} == {0, 1}
     assert torch.npu.current_device() == 0 and settled()
@@ -172,7 +174,7 @@ def test_buckets_are_given_back(simulator: Simulator) -> None:
     assert simulator.runtime.used_memory(0) <= memory
     assert simulator.runtime.live_streams(0) <= streams + 2  # the runner's own two
     assert rig.prepare().states == ["ready"] * 3  # and again, from an empty pool
-    assert rig.runner.run(Bucket(1), rig.tower.collate(rig.tower.golden_items()[:1]))[0].isfinite().all()
+    assert rig.runner.run(Bucket(1), rig.tower.collate(rig.tower.golden_items()[:1]))[0].vectors.isfinite().all()
 
 
 def test_no_memory_at_capture(simulator: Simulator) -> None:
@@ -187,7 +189,7 @@ def test_no_memory_at_capture(simulator: Simulator) -> None:
     assert rig.forward.records[-1].backend == "ascend_attn" and any("out of memory" in line for line in rig.said)
     assert settled()
     items = rig.tower.golden_items()
-    assert worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+    assert worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
 
 
 class OutOfMemoryInside(NpuGraphRunner):
@@ -196,11 +198,11 @@ class OutOfMemoryInside(NpuGraphRunner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         forward = self.tower.forward
 
-        def greedy(given: Inputs) -> torch.Tensor:
-            vectors = forward(given)
+        def greedy(given: Inputs) -> TowerOutput:
+            output = forward(given)
             if bucket == max(PICTURES + PACKED) and torch.npu.is_current_stream_capturing():
-                torch.empty(1 << 32, device=vectors.device)
-            return vectors
+                torch.empty(1 << 32, device=output.vectors.device)
+            return output
 
         self.tower.forward = greedy  # type: ignore[method-assign]
         try:
@@ -217,7 +219,7 @@ def test_no_memory_in_the_middle_of_a_capture(tower: Callable[[], Tower[Any]], b
     for state, reason in zip(rig.states, rig.reasons, strict=True):
         assert state == "ready" or ("'ascend_attn' failed: " in reason and "out of memory" in reason)
     items = rig.tower.golden_items()
-    assert settled() and worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+    assert settled() and worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
 
 
 def test_no_streams_at_capture(simulator: Simulator) -> None:
@@ -231,7 +233,7 @@ def test_no_streams_at_capture(simulator: Simulator) -> None:
     assert "207008" in rig.reasons[0] and settled()
     for lengths in ([3, 4], [16, 5, 9], [4, 3], [9, 7]):
         items = pictures(lengths, seed=1)
-        assert worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+        assert worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
 
 
 def test_graph_memory_is_capped_and_given_back(simulator: Simulator) -> None:
@@ -254,7 +256,7 @@ def test_graph_memory_is_capped_and_given_back(simulator: Simulator) -> None:
     torch.npu.empty_cache()
     assert 0 < simulator.runtime.used_memory(0) - before <= rig.limits.memory_bytes  # type: ignore[operator]
     items = rig.tower.golden_items() * 10
-    assert worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+    assert worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
 
 
 def test_graphs_are_counted() -> None:
@@ -262,7 +264,7 @@ def test_graphs_are_counted() -> None:
     assert rig.states == ["ready", "eager", "eager"]
     assert rig.reasons[1] == "max_graphs allows 1 graphs, and there are smaller ones"
     items = rig.tower.golden_items()
-    assert rig.forward.run(items)[2] == "eager" and rig.forward.run(items[:1])[2] == "npu"
+    assert rig.forward.run(items).runner == "eager" and rig.forward.run(items[:1]).runner == "npu"
 
 
 class Reads(Tower[np.ndarray]):
@@ -270,15 +272,15 @@ class Reads(Tower[np.ndarray]):
 
     def __init__(self, inner: Tower[np.ndarray]) -> None:
         self.inner, self.spec, self.module = inner, inner.spec, inner.module
-        self.collate, self.length_of = inner.collate, inner.length_of  # type: ignore[method-assign]
+        self.collate, self.length_of, self.grid_of = inner.collate, inner.length_of, inner.grid_of  # type: ignore[method-assign]
         self.golden_items, self.describe_preprocessing = inner.golden_items, inner.describe_preprocessing  # type: ignore[method-assign]
 
     def collate(self, items: Any, *, length: int | None = None) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
-    def forward(self, inputs: Inputs) -> torch.Tensor:
-        vectors = self.inner.forward(inputs)
-        return vectors * (1.0 if float(vectors.sum()) else 2.0)
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        output = self.inner.forward(inputs)
+        return output._replace(vectors=output.vectors * (1.0 if float(output.vectors.sum()) else 2.0))
 
     def golden_items(self) -> list[np.ndarray]:
         raise NotImplementedError
@@ -296,10 +298,10 @@ def test_a_failed_capture_leaves_nothing_behind(tower: Callable[[], Tower[Any]],
         assert reason.startswith("capture with attention backend 'ascend_attn' failed: ")
         assert "the capture is invalid" not in reason and "is captured: it cannot be synchronised" in reason
     items = rig.tower.golden_items()
-    assert worst_cosine(rig.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+    assert worst_cosine(rig.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
     after = Rig(tower(), buckets).prepare()
     assert after.states == ["ready"] * 3, after.reasons
-    assert worst_cosine(after.forward.run(items)[0], rig.eagerly(items)) >= 0.9999
+    assert worst_cosine(after.forward.run(items).vectors, rig.eagerly(items)) >= 0.9999
 
 
 class SkipsUpdate(NpuGraphRunner):
@@ -331,7 +333,10 @@ class DropsOutput(NpuGraphRunner):
 
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         kept = super()._capture(bucket, inputs)
-        return Captured(kept.graph, kept.inputs, kept.segments, kept.output.clone(), kept.trace)
+        output = TowerOutput(
+            kept.output.vectors.clone(), None if kept.output.tokens is None else kept.output.tokens.clone()
+        )
+        return Captured(kept.graph, kept.inputs, kept.segments, output, kept.trace)
 
 
 class BakesBoundaries(NpuGraphRunner):
@@ -343,10 +348,10 @@ class BakesBoundaries(NpuGraphRunner):
 
 
 class ForgetsOneInput(NpuGraphRunner):
-    def run(self, bucket: Bucket, inputs: Inputs) -> Any:
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> Any:
         captured = self._captured[bucket]
         name = "patches" if "patches" in inputs else next(iter(inputs))
-        return super().run(bucket, {**inputs, name: captured.inputs[name].cpu().float()})
+        return super().run(bucket, {**inputs, name: captured.inputs[name].cpu().float()}, tokens=tokens)
 
 
 WRONG: list[tuple[type[NpuGraphRunner], str, Callable[[], Tower[Any]], list[Bucket], str]] = [
@@ -369,7 +374,8 @@ def test_graphs_that_are_wrong_are_found_out(
     assert rig.states == ["disabled"] * 3, rig.reasons
     assert all(found.startswith(reason) for found in rig.reasons), rig.reasons
     items = rig.tower.golden_items()
-    vectors, _, name = rig.forward.run(items)
+    found = rig.forward.run(items)
+    vectors, name = found.vectors, found.runner
     assert name == "eager" and worst_cosine(vectors, rig.eagerly(items)) >= 0.9999
 
 
