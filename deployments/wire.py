@@ -226,6 +226,8 @@ def report_to_proto(report: "Report", identity: ReplicaIdentity) -> pb.ReplicaRe
                 reason=graph.reason,
                 replay_ms=graph.replay_ms,
                 eager_ms=graph.eager_ms,
+                worst_cosine=graph.worst_cosine or 0.0,
+                max_abs_error=graph.max_abs_error or 0.0,
             )
             for graph in report.graphs
         ],

@@ -162,6 +162,7 @@ def check(
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     runner: Annotated[str, typer.Option(help="auto, eager, openvino, cuda or npu.")] = "auto",
+    buckets: Annotated[str, typer.Option(help="Batch sizes to capture, as 1,4,8; empty: those of a replica.")] = "",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub model.")] = None,
     strict_backend: Annotated[
         bool, typer.Option("--strict-backend", help="A call that the backend does not take is an error.")
@@ -180,4 +181,4 @@ def check(
         "revision": revision,
         "strict_backend": strict_backend,
     }
-    run_check(engine, tower=tower, as_json=json)
+    run_check(engine, tower=tower, buckets=buckets, as_json=json)

@@ -3,19 +3,22 @@
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from deployments.cli.show import console, print_json, show_report
+from deployments.cli.show import TOWER_NAMES, console, print_json, show_report
 from encoder.errors import InvalidInput
 from encoder.v1 import encoder_pb2 as pb
 
 TOWERS = {"vision": ("vision",), "text": ("text",), "both": ("vision", "text")}
 
 
-def run_check(engine: Mapping[str, object], *, tower: str, as_json: bool) -> None:
-    """Raises EncoderError, hence exit code 1, when a tower cannot be made ready or its proof does not hold."""
+def run_check(engine: Mapping[str, object], *, tower: str, buckets: str = "", as_json: bool) -> None:
+    """Raises EncoderError, hence exit code 1, when a tower cannot be made ready or its proof does not hold.
+
+    `buckets`: batch sizes with commas between them; empty: the default of the settings.
+    """
     if tower not in TOWERS:
         raise InvalidInput(f"--tower {tower!r} is unknown: use {', '.join(TOWERS)}")
     from deployments.wire import ReplicaIdentity, report_to_proto
@@ -23,9 +26,10 @@ def run_check(engine: Mapping[str, object], *, tower: str, as_json: bool) -> Non
     from encoder.settings import parse_engine_settings
 
     identity = ReplicaIdentity(pool="check", replica="", node="", host=socket.gethostname(), pid=os.getpid())
+    chosen = {"buckets": buckets.split(",")} if buckets else {}
     reports = []
     for name in TOWERS[tower]:
-        settings = parse_engine_settings({**engine, "tower": name})
+        settings = parse_engine_settings({**engine, **chosen, "tower": name})
         loaded = Engine.load(settings, progress=lambda message, name=name: _say(f"{name}: {message}"))  # type: ignore[misc]
         reports.append(report_to_proto(loaded.report(), identity))
         loaded.close()
@@ -34,22 +38,46 @@ def run_check(engine: Mapping[str, object], *, tower: str, as_json: bool) -> Non
         return
     to = console()
     show_report(reports, to)
+    for table in (_graphs(reports), _self_checks(reports), _stages(reports)):
+        to.print(table)
+
+
+def _graphs(reports: Sequence[pb.ReplicaReport]) -> Table:
+    """Each bucket, and how its replays compared with eager."""
+    from encoder.graphs.proof import GRAPH_THRESHOLDS
+
     table = Table(
-        "tower",
-        "what",
-        "mask need",
-        "backend",
-        "runner",
-        "dtype",
-        "worst cosine",
-        "max error",
-        "holds",
+        "tower", "bucket", "runner", "backend", "dtype", "state", "worst cosine", "max error", "capture", "replay",
+        "eager", title="Graphs, replays against eager",
+    )  # fmt: skip
+    for report in reports:
+        for graph in report.graphs:
+            least, most = GRAPH_THRESHOLDS[graph.dtype]
+            compared = graph.worst_cosine != 0
+            table.add_row(
+                TOWER_NAMES.get(report.tower, "?"),
+                graph.bucket,
+                graph.runner,
+                graph.backend,
+                graph.dtype,
+                graph.state,
+                f"{graph.worst_cosine:.6f} ≥ {least:g}" if compared else "-",
+                f"{graph.max_abs_error:.1e} ≤ {most:g}" if compared else "-",
+                *(f"{ms:.1f} ms" for ms in (graph.capture_ms, graph.replay_ms, graph.eager_ms)),
+            )
+    return table
+
+
+def _self_checks(reports: Sequence[pb.ReplicaReport]) -> Table:
+    """The chosen path against the float32 reference."""
+    table = Table(
+        "tower", "what", "mask need", "backend", "runner", "dtype", "worst cosine", "max error", "holds",
         title="Self-check",
-    )
+    )  # fmt: skip
     for report in reports:
         for check in report.self_checks:
             table.add_row(
-                {pb.TOWER_VISION: "vision", pb.TOWER_TEXT: "text"}[check.tower],
+                TOWER_NAMES.get(check.tower, "?"),
                 check.detail,
                 check.mask_need,
                 check.backend,
@@ -59,7 +87,16 @@ def run_check(engine: Mapping[str, object], *, tower: str, as_json: bool) -> Non
                 f"{check.max_abs_error:.1e} ≤ {check.max_abs_threshold:g}",
                 "yes" if check.passed else "no",
             )
-    to.print(table)
+    return table
+
+
+def _stages(reports: Sequence[pb.ReplicaReport]) -> Table:
+    """Where the start-up went."""
+    table = Table("tower", "stage", "time", title="Start-up")
+    for report in reports:
+        for stage in report.startup:
+            table.add_row(TOWER_NAMES.get(report.tower, "?"), stage.name, f"{stage.milliseconds / 1e3:.2f} s")
+    return table
 
 
 def _say(message: str) -> None:

@@ -8,7 +8,7 @@ earlier replay gave may have changed. A packed bucket sees other boundaries each
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,14 @@ class Trial:
     places: tuple[int, ...]
     inputs: Inputs
     expected: Rows
+
+
+class Difference(NamedTuple):
+    """Worst cosine and greatest absolute error of replayed rows of length 1; why that is too much, or None."""
+
+    cosine: float
+    error: float
+    fault: str | None
 
 
 class BucketProof:
@@ -195,9 +203,10 @@ class BucketProof:
             self._disable(bucket, f"replay failed: {in_one_line(error)}")
             return
         found = self._rows(replayed, trial.places)
-        fault = self._fault(found, trial.expected)
-        if fault is not None:
-            self._disable(bucket, f"replay differs from eager: {fault}")
+        difference = self._compare(found, trial.expected)
+        self._note_difference(bucket, difference)
+        if difference.fault is not None:
+            self._disable(bucket, f"replay differs from eager: {difference.fault}")
             return
         known = self._records[bucket].replay_ms
         self._note(bucket, replay_ms=min(replay_ms, known or replay_ms))
@@ -208,26 +217,35 @@ class BucketProof:
         tokens = [] if output.tokens is None else split_tokens(self._runner.tower, items, output.tokens.numpy())
         return Rows(output.vectors[: len(places)].numpy(), tokens)
 
-    def _fault(self, found: Rows, expected: Rows) -> str | None:
-        fault = self._difference(found.vectors, expected.vectors)
-        if fault is not None or not expected.tokens:
-            return fault
-        # An item's features are held together as one long vector.
-        pairs = zip(found.tokens, expected.tokens, strict=True)
-        faults = [self._difference(ours.reshape(1, -1), theirs.reshape(1, -1)) for ours, theirs in pairs]
-        return next((f"features: {fault}" for fault in faults if fault is not None), None)
+    def _compare(self, found: Rows, expected: Rows) -> Difference:
+        """The worst of the vectors and the features; an item's features are held together as one long vector."""
+        parts = [self._difference(found.vectors, expected.vectors)]
+        if len(found.tokens) != len(expected.tokens):
+            parts.append(_not_alike(f"features of {len(found.tokens)} items, not of {len(expected.tokens)}"))
+        for ours, theirs in zip(found.tokens, expected.tokens, strict=False):
+            part = self._difference(ours.reshape(1, -1), theirs.reshape(1, -1))
+            parts.append(part._replace(fault=part.fault and f"features: {part.fault}"))
+        fault = next((part.fault for part in parts if part.fault is not None), None)
+        return _worst(Difference(1.0, 0.0, fault), *parts)
 
-    def _difference(self, found: np.ndarray, expected: np.ndarray) -> str | None:
+    def _difference(self, found: np.ndarray, expected: np.ndarray) -> Difference:
         if found.shape != expected.shape:
-            return f"shape {found.shape}, not {expected.shape}"
+            return _not_alike(f"shape {found.shape}, not {expected.shape}")
         cosine, error = compare_rows(normalize_rows(found), normalize_rows(expected))
         least, most = GRAPH_THRESHOLDS[dtype_name(self._runner.dtype)]
-        return None if cosine >= least and error <= most else f"cosine {cosine:.6f}, max error {error:.1e}"
+        holds = cosine >= least and error <= most
+        return Difference(cosine, error, None if holds else f"cosine {cosine:.6f}, max error {error:.1e}")
+
+    def _note_difference(self, bucket: Bucket, found: Difference) -> None:
+        record = self._records[bucket]
+        if record.worst_cosine is not None and record.max_abs_error is not None:
+            found = _worst(found, Difference(record.worst_cosine, record.max_abs_error, None))
+        self._note(bucket, worst_cosine=found.cosine, max_abs_error=found.error)
 
     def _hold_to_what_was_given(self) -> None:
         """A vector belongs to who asked for it: a later replay that writes into it has handed out its own buffer."""
         for bucket, found, expected in self._given:
-            fault = self._fault(found, expected)
+            fault = self._compare(found, expected).fault
             if fault is not None and self._records[bucket].state == "ready":
                 self._disable(bucket, f"a later replay changed vectors that were given away: {fault}")
 
@@ -270,6 +288,17 @@ class BucketProof:
 
     def _note(self, bucket: Bucket, **known: Any) -> None:
         self._records[bucket] = replace(self._records[bucket], **known)
+
+
+def _not_alike(fault: str) -> Difference:
+    return Difference(float("nan"), float("nan"), fault)
+
+
+def _worst(first: Difference, *others: Difference) -> Difference:
+    """With the first one's fault; NaN is worse than any number."""
+    found = (first, *others)
+    cosine, error = np.min([one.cosine for one in found]), np.max([one.error for one in found])
+    return Difference(float(cosine), float(error), first.fault)
 
 
 def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[TowerOutput, float]:

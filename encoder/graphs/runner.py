@@ -50,7 +50,8 @@ class Bucket:
 class GraphRecord:
     """What is known of one bucket; times in milliseconds, memory in bytes.
 
-    `serves`: whether batches of this size can be run at all, by the graph or eager.
+    `serves`: whether batches of this size can be run at all, by the graph or eager. `worst_cosine`, `max_abs_error`:
+    of all its replays at start, held against eager on vectors of length 1; None before there was one.
     """
 
     runner: str
@@ -64,6 +65,8 @@ class GraphRecord:
     replay_ms: float = 0.0
     eager_ms: float = 0.0
     serves: bool = True
+    worst_cosine: float | None = None
+    max_abs_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -432,7 +432,7 @@ class RejectedBackend(_message.Message):
     def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GraphReport(_message.Message):
-    __slots__ = ("runner", "bucket", "backend", "dtype", "capture_ms", "memory_bytes", "state", "reason", "replay_ms", "eager_ms")
+    __slots__ = ("runner", "bucket", "backend", "dtype", "capture_ms", "memory_bytes", "state", "reason", "replay_ms", "eager_ms", "worst_cosine", "max_abs_error")
     RUNNER_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +443,8 @@ class GraphReport(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     REPLAY_MS_FIELD_NUMBER: _ClassVar[int]
     EAGER_MS_FIELD_NUMBER: _ClassVar[int]
+    WORST_COSINE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ABS_ERROR_FIELD_NUMBER: _ClassVar[int]
     runner: str
     bucket: str
     backend: str
@@ -453,7 +455,9 @@ class GraphReport(_message.Message):
     reason: str
     replay_ms: float
     eager_ms: float
-    def __init__(self, runner: _Optional[str] = ..., bucket: _Optional[str] = ..., backend: _Optional[str] = ..., dtype: _Optional[str] = ..., capture_ms: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., replay_ms: _Optional[float] = ..., eager_ms: _Optional[float] = ...) -> None: ...
+    worst_cosine: float
+    max_abs_error: float
+    def __init__(self, runner: _Optional[str] = ..., bucket: _Optional[str] = ..., backend: _Optional[str] = ..., dtype: _Optional[str] = ..., capture_ms: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., replay_ms: _Optional[float] = ..., eager_ms: _Optional[float] = ..., worst_cosine: _Optional[float] = ..., max_abs_error: _Optional[float] = ...) -> None: ...
 
 class SelfCheckReport(_message.Message):
     __slots__ = ("tower", "backend", "runner", "dtype", "mask_need", "worst_cosine", "max_abs_error", "cosine_threshold", "max_abs_threshold", "passed", "detail")
