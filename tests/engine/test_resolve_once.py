@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from encoder.engine import Engine
+from encoder.graphs import proof
 from encoder.settings import EngineSettings
 
 Spoil = Callable[[EngineSettings], None]
+
+
+@pytest.fixture(autouse=True)
+def any_speed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
 
 
 def change(settings: EngineSettings) -> None:
