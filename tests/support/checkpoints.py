@@ -64,7 +64,7 @@ PREPROCESSOR = {
 def write_clip(folder: Path, config: dict[str, object], *, seed: int = 0) -> Path:
     """A CLIP checkpoint without tokenizer."""
     torch.manual_seed(seed)
-    _save_sharp(CLIPModel(CLIPConfig.from_dict(config)), folder)
+    _save_sharp(CLIPModel(CLIPConfig.from_dict(config)), folder, 3.0)
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     return folder
 
@@ -72,7 +72,7 @@ def write_clip(folder: Path, config: dict[str, object], *, seed: int = 0) -> Pat
 def write_siglip(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path:
     """A SigLIP checkpoint without tokenizer."""
     torch.manual_seed(seed)
-    _save_sharp(SiglipModel(SiglipConfig.from_dict(config)), folder)
+    _save_sharp(SiglipModel(SiglipConfig.from_dict(config)), folder, 1.5)
     side = config["vision_config"]["image_size"]
     processor = {
         "image_processor_type": "SiglipImageProcessor", "do_resize": True, "size": {"height": side, "width": side},
@@ -83,12 +83,15 @@ def write_siglip(folder: Path, config: dict[str, Any], *, seed: int = 0) -> Path
     return folder
 
 
-def _save_sharp(model: torch.nn.Module, folder: Path) -> None:
-    """With queries and keys scaled up, as flat attention hides attention faults."""
+def _save_sharp(model: torch.nn.Module, folder: Path, factor: float) -> None:
+    """With queries and keys scaled up, as flat attention hides attention faults.
+
+    The factor is the family's: SigLIP starts with larger weights, and too sharp a softmax is chaos in bfloat16.
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "q_proj.weight" in name or "k_proj.weight" in name:
-                weight.mul_(3.0)
+                weight.mul_(factor)
     model.eval().save_pretrained(folder)
 
 
