@@ -37,7 +37,7 @@ class Room:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the requests inside now."""
+        """Bytes inside now: of requests, and of answers that hold features."""
         return self._bytes
 
     @contextmanager
@@ -53,6 +53,23 @@ class Room:
             yield
         finally:
             self._give_back(items, size)
+
+    @contextmanager
+    def hold_answer(self, items: int, size: int) -> Iterator[None]:
+        """Room for the `size` bytes of the answer to `items` that are inside; raises Overloaded when there is none.
+
+        Whoever is alone gets it.
+        """
+        if self._items > items and self._bytes + size > self._max_bytes:
+            raise Overloaded(
+                f"{self._bytes} bytes are under way and an answer of {size} does not fit into {self._max_bytes} beside "
+                "them: try again later"
+            )
+        self._take(0, size)
+        try:
+            yield
+        finally:
+            self._give_back(0, size)
 
     @asynccontextmanager
     async def hold_when_free(self, items: int, size: int) -> AsyncIterator[None]:

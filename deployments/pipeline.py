@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -44,11 +45,29 @@ class ServedEngine(Protocol):
     def resolved(self) -> NamedBackend: ...
     def prepare_image(self, source: bytes | RawPixels) -> Any: ...
     def prepare_text(self, text: str, overflow: Overflow) -> "TokenizedText": ...
-    def forward(self, items: Sequence[Any]) -> Forwarded: ...
+    def grid_of(self, item: Any) -> tuple[int, ...]: ...
+    def forward(self, items: Sequence[Any], *, tokens: bool = False) -> Forwarded: ...
     def probe(self) -> None: ...
     def count(self, counter: str, amount: int = 1) -> None: ...
     def report(self) -> "Report": ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """An item on its way through the batcher; `tokens`: whether its patch features are wanted."""
+
+    item: Any
+    tokens: bool
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """A picture that is ready for the device; `grid`: the shape of its patch features."""
+
+    item: Any
+    prepared_at: float
+    grid: tuple[int, ...]
 
 
 class Pipeline:
@@ -59,7 +78,7 @@ class Pipeline:
         self._health_period_s = settings.health_period_s
         self._health_timeout_s = settings.health_forward_timeout_s
         self._workers = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="prepare")
-        self._batcher: Batcher[Any] = Batcher(
+        self._batcher: Batcher[_Asked] = Batcher(
             self._forward, max_batch=engine.info.max_batch, max_waiting=settings.max_waiting_items
         )
         self._forward_worked_at = float("-inf")
@@ -68,6 +87,16 @@ class Pipeline:
     async def encode_images(self, sources: Iterable[Callable[[], bytes | RawPixels]]) -> list[Outcome]:
         """One outcome a picture, in order; a source is read on the thread that decodes it."""
         return await _gather(self._encode_image(source) for source in sources)
+
+    async def prepare_images(
+        self, sources: Iterable[Callable[[], bytes | RawPixels]]
+    ) -> "list[PreparedImage | Outcome]":
+        """Each picture ready for the device, or its Outcome when it has an error; nothing is computed yet."""
+        return await _gather(self._prepare(partial(self._decode_whole, source)) for source in sources)
+
+    async def features_of(self, images: "Iterable[PreparedImage | Outcome]") -> list[Outcome]:
+        """One outcome a picture, in order, with its patch features."""
+        return await _gather(self._encode_features(image) for image in images)
 
     async def encode_texts(self, texts: Iterable[str], overflow: Overflow) -> list[Outcome]:
         """One outcome a text, in order."""
@@ -113,10 +142,18 @@ class Pipeline:
             return tokens
         return await self._submit(tokens, token_count=tokens.token_count, truncated=tokens.truncated)
 
-    async def _submit(self, prepared: Any, *, token_count: int = 0, truncated: bool = False) -> Outcome:
+    async def _encode_features(self, image: "PreparedImage | Outcome") -> Outcome:
+        if isinstance(image, Outcome):
+            return image
+        outcome = await self._submit(image.item, tokens=True)
+        return replace(outcome, prepared_at=image.prepared_at, grid=image.grid)
+
+    async def _submit(
+        self, prepared: Any, *, tokens: bool = False, token_count: int = 0, truncated: bool = False
+    ) -> Outcome:
         prepared_at = time.monotonic()
         try:
-            row = await self._batcher.submit(prepared)
+            row = await self._batcher.submit(_Asked(prepared, tokens))
         except CALL_ERRORS:
             raise
         except Exception as error:
@@ -134,6 +171,13 @@ class Pipeline:
         except Exception as error:
             return Outcome(time.monotonic(), error=_item_error(error))
 
+    def _decode_whole(self, source: Callable[[], bytes | RawPixels]) -> "PreparedImage | Outcome":
+        """As `_decode`, with the shape of the picture's features; on a prepare thread."""
+        prepared = self._decode(source)
+        if isinstance(prepared, Outcome):
+            return prepared
+        return PreparedImage(prepared, time.monotonic(), self._engine.grid_of(prepared))
+
     def _tokenise(self, texts: Iterable[str], overflow: Overflow) -> "list[TokenizedText | Outcome]":
         """Tokens of each text, or its Outcome when it has an error; on a prepare thread."""
         prepared: list[TokenizedText | Outcome] = []
@@ -144,17 +188,17 @@ class Pipeline:
                 prepared.append(Outcome(time.monotonic(), error=_item_error(error)))
         return prepared
 
-    def _forward(self, items: Sequence[Any]) -> Forwarded:
-        """On the forward thread."""
+    def _forward(self, items: Sequence[_Asked]) -> Forwarded:
+        """On the forward thread; features are read back only when one of the items is to have them."""
         started = time.monotonic()
-        result = self._engine.forward(items)
+        result = self._engine.forward([asked.item for asked in items], tokens=any(asked.tokens for asked in items))
         self._forward_worked_at = time.monotonic()
         self.ms_per_item = (self._forward_worked_at - started) * 1e3 / len(items)
         return result
 
 
-async def _gather(items: Iterable[Coroutine[Any, Any, Outcome]]) -> list[Outcome]:
-    """All outcomes in order; the first error of the whole call cancels the rest and is raised."""
+async def _gather(items: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results in order; the first error of the whole call cancels the rest and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(item) for item in items]

@@ -8,15 +8,15 @@ of the project's errors, whose `code` is the gRPC status. Deadlines are times of
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
 from deployments import wire
 from deployments.admission import Room
 from deployments.memory import trim
-from deployments.outcomes import Outcome, finish_outcomes, timings_of
-from deployments.pipeline import Pipeline, ServedEngine
+from deployments.outcomes import Outcome, check_answer_size, finish_outcomes, timings_of
+from deployments.pipeline import Pipeline, PreparedImage, ServedEngine
 from deployments.settings import PoolSettings
 from encoder.engine import RawPixels
 from encoder.errors import (
@@ -29,7 +29,8 @@ from encoder.errors import (
     UnknownModel,
     Unsupported,
 )
-from encoder.outputs import FinishedVector, check_options
+from encoder.features import check_feature_options
+from encoder.outputs import NonFiniteVector, OutputOptions, check_options
 from encoder.v1 import encoder_pb2 as pb
 
 RETRY_DELAY_BOUNDS_S = (0.05, 5.0)
@@ -56,8 +57,7 @@ class EncoderCore:
         count, size = len(request.images), request.ByteSize()
         options = self._check_batch("vision", request.options, count, size)
         async with self._call(count, size, deadline) as started:
-            outcomes = await self._pipeline.encode_images(map(_source, request.images))
-            answers, finish_ms = finish_outcomes(outcomes, options.output)
+            outcomes, answers, finish_ms = await self._encode_images(map(_source, request.images), options.output)
         self._count_errors(answers)
         return pb.EncodeImagesResponse(
             results=[pb.ImageResult(**wire.outcome_fields(answer)) for answer in answers],
@@ -158,6 +158,23 @@ class EncoderCore:
             self._closed = True
             await self._pipeline.close(CLOSE_TIMEOUT_S)
 
+    async def _encode_images(
+        self, sources: Iterable[Callable[[], bytes | RawPixels]], output: OutputOptions
+    ) -> tuple[list[Outcome], list[wire.Answer], float]:
+        """What became of each picture, its answer, and the milliseconds of finishing."""
+        if output.kind == "pooled":
+            outcomes = await self._pipeline.encode_images(sources)
+            return outcomes, *finish_outcomes(outcomes, output)
+        images = await self._pipeline.prepare_images(sources)
+        grids = [image.grid for image in images if isinstance(image, PreparedImage)]
+        size = check_answer_size(
+            grids, self._engine.info.token_dimensions, output.dtype, self._settings.max_response_bytes,
+            "max_response_bytes of this pool",
+        )  # fmt: skip
+        with self._room.hold_answer(len(images), size):
+            outcomes = await self._pipeline.features_of(images)
+            return outcomes, *finish_outcomes(outcomes, output)
+
     def _check_batch(self, tower: str, options: pb.EncodeOptions, count: int, size: int) -> wire.CallOptions:
         if not count:
             raise InvalidInput("the request holds no items: send at least one")
@@ -182,7 +199,12 @@ class EncoderCore:
                 f"pool {self._identity.pool!r} serves the {info.tower} tower of {info.name}, not its {tower} tower: "
                 "ask a pool that does"
             )
-        check_options(parsed.output, info.dimensions)
+        if parsed.output.kind == "pooled":
+            check_options(parsed.output, info.dimensions)
+        elif not info.token_dimensions:
+            raise Unsupported(f"{info.name}: the {info.tower} tower gives no patch features: ask for the vector")
+        else:
+            check_feature_options(parsed.output)
         return parsed
 
     def _check_model(self, model: str) -> None:
@@ -208,7 +230,7 @@ class EncoderCore:
 
     async def _answer_streamed(self, request: pb.EncodeStreamRequest) -> pb.EncodeStreamResponse:
         started, size = time.monotonic(), request.ByteSize()
-        answer: FinishedVector | EncoderError
+        answer: wire.Answer
         try:
             kind = request.WhichOneof("item")
             if kind is None:
@@ -216,10 +238,11 @@ class EncoderCore:
             options = self._check_request("vision" if kind == "image" else "text", request.options, size)
             async with self._room.hold_when_free(1, size):
                 if kind == "image":
-                    (outcome,) = await self._pipeline.encode_images([_source(request.image)])
+                    source = _source(request.image)
+                    (outcome,), (answer,), finish_ms = await self._encode_images([source], options.output)
                 else:
                     (outcome,) = await self._pipeline.encode_texts([request.text], options.overflow)
-            (answer,), finish_ms = finish_outcomes([outcome], options.output)
+                    (answer,), finish_ms = finish_outcomes([outcome], options.output)
         except EncoderError as error:
             answer, outcome, finish_ms = error, Outcome(started, error=error), 0.0
         self._count_errors([answer])
@@ -247,10 +270,10 @@ class EncoderCore:
             fallback_reason="; ".join(reasons),
         )
 
-    def _count_errors(self, answers: Sequence[FinishedVector | EncoderError]) -> None:
-        errors = sum(isinstance(answer, EncoderError) for answer in answers)
-        if errors:
-            self._engine.count("item_errors", errors)
+    def _count_errors(self, answers: Sequence[wire.Answer]) -> None:
+        for counter, kind in (("item_errors", EncoderError), ("non_finite", NonFiniteVector)):
+            if errors := sum(isinstance(answer, kind) for answer in answers):
+                self._engine.count(counter, errors)
 
 
 def _source(image: pb.Image) -> Callable[[], bytes | RawPixels]:

@@ -63,6 +63,7 @@ class PoolSettings(BaseModel):
 
     max_items_per_request: int = Field(512, ge=1, description="images or texts in one call")
     max_request_bytes: int = Field(64 * MIB, ge=1024, description="size of one request message")
+    max_response_bytes: int = Field(64 * MIB, ge=8192, description="size of one answer, which patch features may reach")
     max_waiting_items: int = Field(1024, ge=1, description="items admitted and not yet answered, in one replica")
     max_waiting_bytes: int = Field(512 * MIB, ge=1024, description="bytes of the requests these items came in")
     max_stream_items: int = Field(64, ge=1, description="items of one stream that are under way at once")

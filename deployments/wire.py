@@ -11,13 +11,16 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from encoder.errors import EncoderError, InvalidInput
-from encoder.outputs import FinishedVector, OutputDtype, OutputOptions
+from encoder.features import FinishedFeatures
+from encoder.outputs import FinishedVector, OutputDtype, OutputKind, OutputOptions
 from encoder.v1 import encoder_pb2 as pb
 
 if TYPE_CHECKING:
     from encoder.report import ModelInfo, Report
 
 Overflow = Literal["truncate", "refuse"]
+# What became of one item.
+Answer = FinishedVector | FinishedFeatures | EncoderError
 
 # How long the caller still waits, in milliseconds, as a decimal number. Ray Serve hands no deadline on to a replica, so
 # whoever calls a pool sends it as metadata.
@@ -40,6 +43,11 @@ _DTYPE_TO_PROTO: dict[OutputDtype, pb.EmbeddingDtype] = {
     "float16": pb.EMBEDDING_DTYPE_FLOAT16,
     "int8": pb.EMBEDDING_DTYPE_INT8,
     "binary": pb.EMBEDDING_DTYPE_BINARY,
+}
+_KINDS: dict[int, OutputKind] = {
+    pb.OUTPUT_KIND_UNSPECIFIED: "pooled",
+    pb.OUTPUT_KIND_POOLED: "pooled",
+    pb.OUTPUT_KIND_TOKENS: "tokens",
 }
 _OVERFLOWS: dict[int, Overflow] = {
     pb.TEXT_OVERFLOW_UNSPECIFIED: "truncate",
@@ -86,8 +94,11 @@ def options_from_proto(options: pb.EncodeOptions) -> CallOptions:
     overflow = _OVERFLOWS.get(options.text_overflow)
     if overflow is None:
         raise InvalidInput(f"text overflow {options.text_overflow} is unknown: use one of TextOverflow")
-    normalize = options.normalize if options.HasField("normalize") else True
-    output = OutputOptions(dtype=dtype, dimensions=options.dimensions, normalize=normalize)
+    kind = _KINDS.get(options.output)
+    if kind is None:
+        raise InvalidInput(f"output kind {options.output} is unknown: use one of OutputKind")
+    normalize = options.normalize if options.HasField("normalize") else kind == "pooled"
+    output = OutputOptions(dtype, options.dimensions, normalize, kind)
     return CallOptions(options.model, options.pool, output, overflow)
 
 
@@ -100,10 +111,22 @@ def embedding_to_proto(vector: FinishedVector) -> pb.Embedding:
     )
 
 
-def outcome_fields(answer: FinishedVector | EncoderError) -> dict[str, Any]:
-    """The `outcome` of a result message: `embedding` or `error`."""
+def features_to_proto(features: FinishedFeatures) -> pb.Features:
+    return pb.Features(
+        values=features.values,
+        dtype=_DTYPE_TO_PROTO[features.dtype],
+        tokens=features.tokens,
+        dimensions=features.dimensions,
+        grid=features.grid,
+    )
+
+
+def outcome_fields(answer: Answer) -> dict[str, Any]:
+    """The `outcome` of a result message: `embedding`, `features` or `error`."""
     if isinstance(answer, FinishedVector):
         return {"embedding": embedding_to_proto(answer)}
+    if isinstance(answer, FinishedFeatures):
+        return {"features": features_to_proto(answer)}
     return {"error": status_of(answer)}
 
 
@@ -176,6 +199,9 @@ def model_to_proto(info: "ModelInfo", pool: str) -> pb.Model:
         max_tokens=info.max_tokens,
         compute_dtype=info.compute_dtype,
         logit_scale=info.logit_scale,
+        output_kinds=[pb.OUTPUT_KIND_POOLED, *([pb.OUTPUT_KIND_TOKENS] if info.token_dimensions else [])],
+        token_dimensions=info.token_dimensions,
+        token_features=info.token_features,
     )
     return pb.Model(name=info.name, revision=info.revision, family=info.family, towers=[tower])
 

@@ -21,7 +21,10 @@ Item = TypeVar("Item")
 
 
 class Forwarded(Protocol):
-    """What a forward returns: vectors float32 [n, D] and how they were computed."""
+    """What a forward returns: vectors float32 [n, D] and how they were computed.
+
+    `tokens`: patch features of each item, float32 [t, F]; empty when nobody asked for them.
+    """
 
     @property
     def vectors(self) -> np.ndarray: ...
@@ -31,6 +34,8 @@ class Forwarded(Protocol):
     def runner(self) -> str: ...
     @property
     def fallback_reason(self) -> str | None: ...
+    @property
+    def tokens(self) -> Sequence[np.ndarray]: ...
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class BatchedRow:
     attention_backend: str
     runner: str
     fallback_reason: str | None
+    tokens: np.ndarray | None = None
 
 
 @dataclass
@@ -146,7 +152,8 @@ class Batcher(Generic[Item]):
             for entry in batch:
                 await self._answer([entry])
             return
-        for entry, vector in zip(batch, result.vectors, strict=True):
+        features: Sequence[np.ndarray | None] = result.tokens if result.tokens else [None] * len(batch)
+        for entry, vector, tokens in zip(batch, result.vectors, features, strict=True):
             if not entry.answer.done():
                 entry.answer.set_result(
                     BatchedRow(
@@ -157,6 +164,7 @@ class Batcher(Generic[Item]):
                         attention_backend=result.attention_backend,
                         runner=result.runner,
                         fallback_reason=result.fallback_reason,
+                        tokens=tokens,
                     )
                 )
 
@@ -166,6 +174,8 @@ class Batcher(Generic[Item]):
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if len(result.vectors) != len(batch):
             raise EncoderError(f"the forward gave {len(result.vectors)} vectors for {len(batch)} items")
+        if result.tokens and len(result.tokens) != len(batch):
+            raise EncoderError(f"the forward gave features of {len(result.tokens)} items for {len(batch)}")
         return result, elapsed_ms
 
 

@@ -354,6 +354,7 @@ class Engine:
             mask_needs=tuple(sorted(spec.mask_needs)),
             max_tokens=spec.max_tokens,
             token_dimensions=spec.token_dimensions,
+            token_features=spec.token_features,
             compute_dtype=self._dtype_name,
             max_batch=max(self._buckets),
             logit_scale=spec.logit_scale,

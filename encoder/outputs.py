@@ -12,17 +12,19 @@ import numpy as np
 from encoder.errors import EncoderError, InvalidInput
 
 OutputDtype = Literal["float32", "float16", "int8", "binary"]
+OutputKind = Literal["pooled", "tokens"]
 OUTPUT_DTYPES: tuple[OutputDtype, ...] = ("float32", "float16", "int8", "binary")
 INT8_LEVELS = 127
 
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What the caller asks of a vector; `dimensions` 0 keeps all."""
+    """What the caller asks of a vector, `dimensions` 0 keeps all; or of the patch features, `kind` 'tokens'."""
 
     dtype: OutputDtype = "float32"
     dimensions: int = 0
     normalize: bool = True
+    kind: OutputKind = "pooled"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ REPORTED_PACKAGES = ("torch", "transformers", "openvino", "ray", "torch-npu", "f
 class ModelInfo:
     """What is served: `dimensions` of a full vector, `max_tokens` of a text (0 for pictures).
 
-    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
+    `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
     """
 
     name: str
@@ -34,6 +34,7 @@ class ModelInfo:
     max_batch: int
     logit_scale: float = 0.0
     token_dimensions: int = 0
+    token_features: str = ""
 
 
 @dataclass(frozen=True)

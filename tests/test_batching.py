@@ -20,6 +20,7 @@ class Result:
     attention_backend: str = "sdpa"
     runner: str = "eager"
     fallback_reason: str | None = None
+    tokens: Sequence[np.ndarray] = ()
 
 
 class Forward:

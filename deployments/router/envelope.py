@@ -19,7 +19,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _REQUEST_OPTIONS, _REQUEST_ITEMS = 1, 2
 _STREAM_ID, _STREAM_OPTIONS, _STREAM_IMAGE, _STREAM_TEXT = 1, 2, 3, 4
 _RESPONSE_RESULTS, _RESPONSE_PROVENANCE = 1, 2
-_RESULT_EMBEDDING, _RESULT_ERROR = 1, 2
+_RESULT_EMBEDDING, _RESULT_ERROR, _RESULT_FEATURES = 1, 2, 3
 
 _OPTIONS_TAG = bytes([_REQUEST_OPTIONS << 3 | _BYTES])
 _ITEM_TAG = bytes([_REQUEST_ITEMS << 3 | _BYTES])
@@ -90,7 +90,7 @@ def read_stream_item(payload: bytes) -> StreamItem:
     return StreamItem(name, _envelope(joined, 1), tower, request)
 
 
-def first_outcome(response: bytes) -> Literal["embedding", "error", "none"]:
+def first_outcome(response: bytes) -> Literal["embedding", "features", "error", "none"]:
     """What an EncodeImagesResponse or EncodeTextResponse begins with, found without parsing its vectors."""
     try:
         for number, wire_type, start, end in _fields(response):
@@ -99,6 +99,8 @@ def first_outcome(response: bytes) -> Literal["embedding", "error", "none"]:
             for inner, _, _, _ in _fields(response[start:end]):
                 if inner == _RESULT_EMBEDDING:
                     return "embedding"
+                if inner == _RESULT_FEATURES:
+                    return "features"
                 if inner == _RESULT_ERROR:
                     return "error"
             return "none"

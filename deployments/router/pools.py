@@ -130,7 +130,7 @@ class Pool:
         finally:
             now = time.monotonic()
             self.speed.finish(items, now, answered)
-        if first_outcome(response) == "embedding":
+        if first_outcome(response) in ("embedding", "features"):
             self.last_embedding = now
         return response
 

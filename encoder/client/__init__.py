@@ -13,6 +13,9 @@ What an encode call does about items that fail is said by `on_error`, and nothin
 - "mask": returns an EncodeResult: the array with blank rows, `ok`, `errors`, int8 scales, token counts, provenance and
   timings. `result.raise_for_errors()` makes the array or the exception out of it.
 
+With output="tokens" images are answered with the features of their patches: a list of Features, each with
+`.values` [t, F] and `.grid`; under "mask" they are in EncodeResult.features.
+
 What concerns the whole call raises ServiceError. AsyncEncoderClient has the same methods as coroutines.
 Needs numpy and grpc; neither torch nor ray is imported, and PIL only when PIL images are handed over.
 """
@@ -20,6 +23,7 @@ Needs numpy and grpc; neither torch nor ray is imported, and PIL only when PIL i
 from encoder.client.aio import AsyncEncoderClient
 from encoder.client.blocking import EncoderClient
 from encoder.client.errors import EncodeError, ItemError, ServiceError
+from encoder.client.features import Features
 from encoder.client.results import BatchInfo, EncodeResult, StreamResult
 from encoder.client.retry import RetryPolicy
 
@@ -29,6 +33,7 @@ __all__ = [
     "EncodeError",
     "EncodeResult",
     "EncoderClient",
+    "Features",
     "ItemError",
     "RetryPolicy",
     "ServiceError",

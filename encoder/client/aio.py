@@ -16,9 +16,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from encoder.client.aio_stream import AsyncStream, each
 from encoder.client.base import HEALTH_TIMEOUT, ClientBase, OnError
 from encoder.client.errors import ItemError, ServiceError
+from encoder.client.features import Features
 from encoder.client.formats import Dtype
 from encoder.client.job import EncodeJob
-from encoder.client.request import Batch, Overflow, Progress, Wanted
+from encoder.client.request import Batch, Output, Overflow, Progress, Wanted
 from encoder.client.results import Block, EncodeResult, StreamResult, VectorArray
 from encoder.client.retry import Deadline, Failure
 from encoder.client.sources import ImageInput, Kind, Source, is_instant
@@ -57,8 +58,9 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
+        output: Literal["pooled"] = ...,
         on_error: Literal["raise"] = ...,
         timeout: float | None = ...,
         progress: Progress | None = ...,
@@ -71,8 +73,24 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
+        output: Literal["tokens"],
+        on_error: Literal["raise"] = ...,
+        timeout: float | None = ...,
+        progress: Progress | None = ...,
+    ) -> list[Features]: ...
+
+    @overload
+    async def encode_images(
+        self,
+        images: Iterable[ImageInput] | AsyncIterable[ImageInput],
+        *,
+        dtype: Dtype = ...,
+        dimensions: int = ...,
+        normalize: bool | None = ...,
+        pool: str = ...,
+        output: Output = ...,
         on_error: Literal["mask"],
         timeout: float | None = ...,
         progress: Progress | None = ...,
@@ -84,16 +102,19 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
+        output: Output = "pooled",
         on_error: OnError = "raise",
         timeout: float | None = None,
         progress: Progress | None = None,
-    ) -> VectorArray | EncodeResult:
+    ) -> VectorArray | list[Features] | EncodeResult:
         """Vectors of images, in their order; see EncoderClient.encode_images."""
-        wanted = Wanted(dtype, dimensions, normalize, pool)
+        wanted = Wanted(dtype, dimensions, normalize, pool, output=output)
         result = await self._encode(images, self._job("image", images, wanted, on_error, timeout, progress))
-        return result if on_error == "mask" else result.raise_for_errors()
+        if on_error == "mask":
+            return result
+        return result.raise_for_errors() if output == "pooled" else result.raise_or_features()
 
     @overload
     async def encode_text(
@@ -102,7 +123,7 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
         overflow: Overflow = ...,
         on_error: Literal["raise"] = ...,
@@ -117,7 +138,7 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
         overflow: Overflow = ...,
         on_error: Literal["mask"],
@@ -131,7 +152,7 @@ class AsyncEncoderClient(ClientBase):
         *,
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
         overflow: Overflow = "truncate",
         on_error: OnError = "raise",
@@ -151,9 +172,10 @@ class AsyncEncoderClient(ClientBase):
         kind: Kind = "image",
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
         overflow: Overflow = "truncate",
+        output: Output = "pooled",
         window: int = 64,
         timeout: float | None = None,
     ) -> AsyncGenerator[StreamResult, None]:
@@ -161,7 +183,7 @@ class AsyncEncoderClient(ClientBase):
 
         The items are read in a task of their own. To stop early, wrap it in contextlib.aclosing.
         """
-        wanted = Wanted(dtype, dimensions, normalize, pool, overflow)
+        wanted = Wanted(dtype, dimensions, normalize, pool, overflow, output)
         ledger = self._ledger(kind, items, wanted, window, timeout)
         return AsyncStream(self._open().EncodeStream, self._metadata, ledger, window, self._error).results(items)
 

@@ -15,9 +15,10 @@ from encoder.client.base import HEALTH_TIMEOUT, ClientBase, OnError
 from encoder.client.blocking_stream import BlockingStream
 from encoder.client.calls import CallGroup
 from encoder.client.errors import ServiceError
+from encoder.client.features import Features
 from encoder.client.formats import Dtype
 from encoder.client.job import EncodeJob
-from encoder.client.request import Batch, Overflow, Progress, Wanted
+from encoder.client.request import Batch, Output, Overflow, Progress, Wanted
 from encoder.client.results import Block, EncodeResult, StreamResult, VectorArray
 from encoder.client.retry import Deadline, Failure
 from encoder.client.sources import ImageInput, Kind
@@ -55,8 +56,9 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
+        output: Literal["pooled"] = ...,
         on_error: Literal["raise"] = ...,
         timeout: float | None = ...,
         progress: Progress | None = ...,
@@ -69,8 +71,24 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
+        output: Literal["tokens"],
+        on_error: Literal["raise"] = ...,
+        timeout: float | None = ...,
+        progress: Progress | None = ...,
+    ) -> list[Features]: ...
+
+    @overload
+    def encode_images(
+        self,
+        images: Iterable[ImageInput],
+        *,
+        dtype: Dtype = ...,
+        dimensions: int = ...,
+        normalize: bool | None = ...,
+        pool: str = ...,
+        output: Output = ...,
         on_error: Literal["mask"],
         timeout: float | None = ...,
         progress: Progress | None = ...,
@@ -82,19 +100,21 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
+        output: Output = "pooled",
         on_error: OnError = "raise",
         timeout: float | None = None,
         progress: Progress | None = None,
-    ) -> VectorArray | EncodeResult:
+    ) -> VectorArray | list[Features] | EncodeResult:
         """Vectors of images, in their order: [n, D] float32, float16 or int8, or uint8 [n, ceil(D / 8)] for binary.
 
         images: paths, bytes of picture files, uint8 arrays [h, w] or [h, w, 1|3|4], PIL images, in any mix; a
             generator is read as it is needed, and a stack [n, h, w, c] counts as n images. PIL images are turned
             upright by their EXIF orientation. Files are read when their batch is sent.
         dtype: float32, float16, int8 (with scales in the EncodeResult) or binary. dimensions: keep the first so many,
-            0 keeps all. normalize: to length 1, after that. pool: serve from this pool and no other.
+            0 keeps all. normalize: to length 1, after that (the default). pool: serve from this pool and no other.
+        output: "tokens" asks for the features of every patch instead: a list of Features, raw, float32 or float16.
         on_error: "raise" raises EncodeError (with the good ones in `.result`) if an item fails; "mask" returns an
             EncodeResult, whatever happens to single items.
         timeout: seconds for each batch with its retries; None: the client's. progress: called with (done, total)
@@ -103,9 +123,11 @@ class EncoderClient(ClientBase):
         No images give an array [0, dimensions]. Raises TypeError for one image instead of a list, ValueError for an
         argument that cannot be, ServiceError (with what was collected in `.result`) when a batch fails as a whole.
         """
-        wanted = Wanted(dtype, dimensions, normalize, pool)
+        wanted = Wanted(dtype, dimensions, normalize, pool, output=output)
         result = self._encode(images, self._job("image", images, wanted, on_error, timeout, progress))
-        return result if on_error == "mask" else result.raise_for_errors()
+        if on_error == "mask":
+            return result
+        return result.raise_for_errors() if output == "pooled" else result.raise_or_features()
 
     @overload
     def encode_text(
@@ -114,7 +136,7 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
         overflow: Overflow = ...,
         on_error: Literal["raise"] = ...,
@@ -129,7 +151,7 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = ...,
         dimensions: int = ...,
-        normalize: bool = ...,
+        normalize: bool | None = ...,
         pool: str = ...,
         overflow: Overflow = ...,
         on_error: Literal["mask"],
@@ -143,7 +165,7 @@ class EncoderClient(ClientBase):
         *,
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
         overflow: Overflow = "truncate",
         on_error: OnError = "raise",
@@ -166,9 +188,10 @@ class EncoderClient(ClientBase):
         kind: Kind = "image",
         dtype: Dtype = "float32",
         dimensions: int = 0,
-        normalize: bool = True,
+        normalize: bool | None = None,
         pool: str = "",
         overflow: Overflow = "truncate",
+        output: Output = "pooled",
         window: int = 64,
         timeout: float | None = None,
     ) -> Generator[StreamResult, None, None]:
@@ -176,6 +199,7 @@ class EncoderClient(ClientBase):
 
         items: as in encode_images, or texts for kind="text"; each may be `(id, item)`, else its id is its index. The
             iterable is read in a thread of its own.
+        output: as in encode_images; with "tokens" each StreamResult holds `features` instead of a vector.
         window: items that are sent and not yet yielded, at most: the memory this takes, and how far a consumer that
             lags behind is run ahead of.
         timeout: seconds for the whole stream; None: no deadline, since a stream lives as long as its source.
@@ -183,7 +207,7 @@ class EncoderClient(ClientBase):
         A broken stream is opened anew and what was not answered is sent again; an item that met a full queue is sent
         again too; both as `retries` allows. Stop early by closing the generator.
         """
-        wanted = Wanted(dtype, dimensions, normalize, pool, overflow)
+        wanted = Wanted(dtype, dimensions, normalize, pool, overflow, output)
         ledger = self._ledger(kind, items, wanted, window, timeout)
         return BlockingStream(self._open().EncodeStream, self._metadata, ledger, window, self._error).results(items)
 

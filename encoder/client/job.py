@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from encoder.client.errors import ItemError, ServiceError
+from encoder.client.features import Features
 from encoder.client.formats import Dtype
 from encoder.client.request import ITEM_OVERHEAD, Batch, EncodeCall, Progress
 from encoder.client.results import BatchInfo, Block, EncodeResult
 from encoder.client.sources import Source
+from encoder.v1 import encoder_pb2 as pb
 
 _log = logging.getLogger("encoder.client")
 
@@ -99,6 +101,7 @@ class EncodeJob:
         """All blocks as one, in the order of the items."""
         form, n = self.call.form, self._seen
         dimensions = self._dimensions or self.call.options.dimensions
+        tokens = self.call.options.output == pb.OUTPUT_KIND_TOKENS
         blocks = [block for block in self._blocks if block.dimensions == self._dimensions and len(block.indices)]
         ok = np.zeros(n, dtype=np.bool_)
         scales = np.zeros(n, dtype=np.float32)
@@ -108,9 +111,13 @@ class EncodeJob:
         if len(blocks) == 1 and bool(ok.all()):
             vectors = blocks[0].rows
         else:
-            vectors = form.blank(n, dimensions)
+            vectors = form.blank(n, 0 if tokens else dimensions)
             for block in blocks:
                 vectors[block.indices] = block.rows
+        features: list[Features | None] = [None] * (n if tokens else 0)
+        for block in blocks:
+            for index, one in zip(block.indices.tolist(), block.features, strict=tokens):
+                features[index] = one
         token_counts, truncated = self._text_columns()
         result = EncodeResult(
             vectors=vectors,
@@ -122,6 +129,7 @@ class EncodeJob:
             token_counts=token_counts,
             truncated=truncated,
             batches=self._batches(),
+            features=tuple(features),
         )
         if len(result.fingerprints) > 1:
             _log.warning(

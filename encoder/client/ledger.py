@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 from encoder.client.errors import ItemError, ServiceError
+from encoder.client.features import read_features
 from encoder.client.request import EncodeCall
 from encoder.client.results import StreamResult, item_error
 from encoder.client.retry import Failure, RetryPolicy
@@ -115,20 +116,22 @@ class StreamLedger:
         return self._result(entry.item, response)
 
     def _result(self, item: Outgoing, response: pb.EncodeStreamResponse) -> StreamResult:
-        form = self.call.form
-        error = item_error(item.index, item.source, response, form, self.call.options.dimensions)
-        embedding = response.embedding
+        form, options = self.call.form, self.call.options
+        error = item_error(item.index, item.source, response, form, options.output, options.dimensions)
+        outcome = None if error else response.WhichOneof("outcome")
+        embedding, features = response.embedding, response.features
         return StreamResult(
             id=item.id,
             index=item.index,
-            vector=None if error else form.rows([embedding.values], embedding.dimensions)[0],
-            dimensions=0 if error else embedding.dimensions,
+            vector=form.rows([embedding.values], embedding.dimensions)[0] if outcome == "embedding" else None,
+            dimensions=0 if error else embedding.dimensions or features.dimensions,
             scale=0.0 if error else embedding.scale,
             error=error,
             provenance=response.provenance,
             timings=response.timings,
             token_count=response.token_count,
             truncated=response.truncated,
+            features=read_features(features, form) if outcome == "features" else None,
         )
 
     def due(self, now: float) -> list[pb.EncodeStreamRequest]:

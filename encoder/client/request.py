@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from encoder.client.errors import ItemError, ServiceError
+from encoder.client.features import NAMES as FEATURE_DTYPES
 from encoder.client.formats import FORMATS, Dtype, VectorFormat
 from encoder.client.results import Block, block_without_answer, decode_answer
 from encoder.client.sources import Kind, Source, make_source
 from encoder.v1 import encoder_pb2 as pb
 
 Overflow = Literal["truncate", "refuse"]
+Output = Literal["pooled", "tokens"]
 Progress = Callable[[int, int | None], None]
 EncodeRequest = pb.EncodeImagesRequest | pb.EncodeTextRequest
 EncodeResponse = pb.EncodeImagesResponse | pb.EncodeTextResponse
@@ -22,18 +24,23 @@ _MESSAGE_OVERHEAD = 4096
 ITEM_OVERHEAD = 64
 
 
+_OUTPUTS = {"pooled": pb.OUTPUT_KIND_POOLED, "tokens": pb.OUTPUT_KIND_TOKENS}
 _OVERFLOWS = {"truncate": pb.TEXT_OVERFLOW_TRUNCATE, "refuse": pb.TEXT_OVERFLOW_REFUSE}
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The caller's arguments about the vectors; ValueError names the one that is wrong."""
+    """The caller's arguments about the vectors, or features; ValueError names the one that is wrong.
+
+    normalize: None is yes for vectors; features are never normalised.
+    """
 
     dtype: Dtype = "float32"
     dimensions: int = 0
-    normalize: bool = True
+    normalize: bool | None = None
     pool: str = ""
     overflow: Overflow = "truncate"
+    output: Output = "pooled"
 
     def __post_init__(self) -> None:
         if self.dtype not in FORMATS:
@@ -42,15 +49,28 @@ class Wanted:
             raise ValueError(f"overflow is {self.overflow!r}: pass 'truncate' or 'refuse'")
         if not 0 <= self.dimensions < 2**32:
             raise ValueError(f"dimensions is {self.dimensions}: pass how many to keep, or 0 for all")
+        if self.output not in _OUTPUTS:
+            raise ValueError(f"output is {self.output!r}: pass 'pooled' or 'tokens'")
+        if self.output == "tokens":
+            self._check_features()
+
+    def _check_features(self) -> None:
+        if self.dtype not in FEATURE_DTYPES:
+            raise ValueError(f"dtype is {self.dtype!r} with output='tokens': pass {' or '.join(FEATURE_DTYPES)}")
+        if self.dimensions:
+            raise ValueError(f"dimensions is {self.dimensions} with output='tokens': features are not truncated")
+        if self.normalize:
+            raise ValueError("normalize is True with output='tokens': features are raw, normalise them yourself")
 
     def options(self, kind: Kind, model: str) -> pb.EncodeOptions:
         return pb.EncodeOptions(
             model=model,
             dtype=FORMATS[self.dtype].wire,
             dimensions=self.dimensions,
-            normalize=self.normalize,
+            normalize=self.output == "pooled" if self.normalize is None else self.normalize,
             pool=self.pool,
             text_overflow=_OVERFLOWS[self.overflow] if kind == "text" else pb.TEXT_OVERFLOW_UNSPECIFIED,
+            output=_OUTPUTS[self.output] if self.output != "pooled" else pb.OUTPUT_KIND_UNSPECIFIED,
         )
 
 
@@ -121,5 +141,4 @@ class Batch:
                 "INTERNAL",
                 f"{len(response.results)} results for {len(loaded.sources)} items: the service breaks the contract",
             )
-        wanted = self.call.options.dimensions
-        return decode_answer(loaded.sources, loaded.refused, response, self.call.form, wanted, attempts)
+        return decode_answer(loaded.sources, loaded.refused, response, self.call.form, self.call.options, attempts)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from encoder.client.errors import EncodeError, ItemError, one_line
+from encoder.client.features import Features, features_fault, read_features
 from encoder.client.formats import Dtype, VectorFormat
 from encoder.client.retry import CODE_NAMES
 from encoder.client.sources import Source
@@ -17,6 +18,7 @@ from encoder.v1 import encoder_pb2 as pb
 
 # float32, float16, int8, or uint8 for packed bits.
 VectorArray: TypeAlias = npt.NDArray[Any]
+Result: TypeAlias = pb.ImageResult | pb.TextResult | pb.EncodeStreamResponse
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,8 @@ class EncodeResult:
     scales: float32 [n] for int8 (v is about q * scale), else None.
     token_counts: int64 [n], before truncation (0 where unknown); truncated: bool [n]; both None for images.
     batches: the requests that were answered, in the order of their first item.
+    features: for output="tokens" the patch features of each item, None for a failed one, and `vectors` is [n, 0] with
+        D the components of a patch; else empty.
     """
 
     vectors: VectorArray
@@ -56,6 +60,7 @@ class EncodeResult:
     token_counts: npt.NDArray[np.int64] | None
     truncated: npt.NDArray[np.bool_] | None
     batches: tuple[BatchInfo, ...]
+    features: tuple[Features | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ok)
@@ -91,6 +96,12 @@ class EncodeResult:
             raise EncodeError(self)
         return self.vectors
 
+    def raise_or_features(self) -> list[Features]:
+        """The patch features, if every item has some; else raises EncodeError with this result inside."""
+        if self.errors:
+            raise EncodeError(self)
+        return [features for features in self.features if features is not None]
+
 
 @dataclass(frozen=True, eq=False)
 class TextColumns:
@@ -111,7 +122,8 @@ class TextColumns:
 class Block:
     """One batch's share of an EncodeResult.
 
-    indices: int64 [k], those of the k good rows; rows: [k, width]; scales: [k].
+    indices: int64 [k], those of the k good rows; rows: [k, width]; scales: [k]. features: k instead of rows, where
+    they were asked for.
     """
 
     errors: tuple[ItemError, ...]
@@ -121,6 +133,7 @@ class Block:
     scales: npt.NDArray[np.float32]
     info: BatchInfo | None = None
     texts: TextColumns | None = None
+    features: tuple[Features, ...] = ()
 
 
 def block_without_answer(errors: tuple[ItemError, ...], form: VectorFormat) -> Block:
@@ -134,44 +147,54 @@ def decode_answer(
     refused: tuple[ItemError, ...],
     response: pb.EncodeImagesResponse | pb.EncodeTextResponse,
     form: VectorFormat,
-    dimensions: int,
+    options: pb.EncodeOptions,
     attempts: int,
 ) -> Block:
     """The block of an answered request.
 
     sources: the items of the request, as many as `response.results`. refused: items of the batch that were not sent.
-    dimensions: what was asked for; 0 takes what comes.
+    options: what was asked for; dimensions 0 takes what comes.
     """
     errors = list(refused)
     good: list[Source] = []
     embeddings: list[pb.Embedding] = []
+    features: list[Features] = []
+    dimensions = options.dimensions
     results: Iterable[pb.ImageResult | pb.TextResult] = response.results
     for source, result in zip(sources, results, strict=True):
-        error = item_error(source.index, source.name, result, form, dimensions)
+        error = item_error(source.index, source.name, result, form, options.output, dimensions)
         if error is not None:
             errors.append(error)
             continue
-        # The first good item sets the dimension: rows of one array are of one length.
-        dimensions = dimensions or result.embedding.dimensions
         good.append(source)
-        embeddings.append(result.embedding)
+        # The first good item sets the dimension: rows of one array are of one length.
+        if isinstance(result, pb.ImageResult) and result.HasField("features"):
+            dimensions = dimensions or result.features.dimensions
+            features.append(read_features(result.features, form))
+        else:
+            dimensions = dimensions or result.embedding.dimensions
+            embeddings.append(result.embedding)
+    scales = [0.0] * len(features) if features else [embedding.scale for embedding in embeddings]
+    packed = [embedding.values for embedding in embeddings]
     sent = np.array([source.index for source in sources], dtype=np.int64)
     return Block(
         errors=tuple(errors),
         indices=np.array([source.index for source in good], dtype=np.int64),
-        rows=form.rows([embedding.values for embedding in embeddings], dimensions if good else 0),
+        rows=form.blank(len(good), 0) if features else form.rows(packed, dimensions if good else 0),
         dimensions=dimensions if good else 0,
-        scales=np.array([embedding.scale for embedding in embeddings], dtype=np.float32),
+        scales=np.array(scales, dtype=np.float32),
         info=BatchInfo(sent, response.provenance, response.timings, attempts),
         texts=TextColumns.of(response) if isinstance(response, pb.EncodeTextResponse) else None,
+        features=tuple(features),
     )
 
 
 def item_error(
     index: int,
     source: str,
-    result: pb.ImageResult | pb.TextResult | pb.EncodeStreamResponse,
+    result: Result,
     form: VectorFormat,
+    output: pb.OutputKind,
     dimensions: int,
 ) -> ItemError | None:
     """The error of one result: the service's own, or INTERNAL for an answer that breaks the contract."""
@@ -179,12 +202,29 @@ def item_error(
     if outcome == "error":
         code = CODE_NAMES.get(result.error.code, "UNKNOWN")
         return ItemError(index, source, code, one_line(result.error.message))
-    fault = form.fault(result.embedding) if outcome == "embedding" else "neither an embedding nor an error"
-    if not fault and dimensions and result.embedding.dimensions != dimensions:
-        fault = f"a vector of {result.embedding.dimensions} dimensions where {dimensions} are due"
+    tokens = output == pb.OUTPUT_KIND_TOKENS
+    fault = _features_fault(result, form, dimensions) if tokens else _vector_fault(result, form, dimensions)
     if fault:
         return ItemError(index, source, "INTERNAL", f"the service answered wrongly: {fault}")
     return None
+
+
+def _vector_fault(result: Result, form: VectorFormat, dimensions: int) -> str:
+    if result.WhichOneof("outcome") != "embedding":
+        return "neither an embedding nor an error"
+    fault = form.fault(result.embedding)
+    if not fault and dimensions and result.embedding.dimensions != dimensions:
+        return f"a vector of {result.embedding.dimensions} dimensions where {dimensions} are due"
+    return fault
+
+
+def _features_fault(result: Result, form: VectorFormat, dimensions: int) -> str:
+    if isinstance(result, pb.TextResult) or result.WhichOneof("outcome") != "features":
+        return "neither features nor an error"
+    fault = features_fault(result.features, form)
+    if not fault and dimensions and result.features.dimensions != dimensions:
+        return f"features of {result.features.dimensions} dimensions where {dimensions} are due"
+    return fault
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +232,8 @@ class StreamResult:
     """What came of one item of a stream.
 
     id: the caller's, or the index as text. index: place of the item in the caller's input.
-    vector: [D] float32, float16 or int8, or uint8 [ceil(D / 8)] for binary; None when `error` is set.
+    vector: [D] float32, float16 or int8, or uint8 [ceil(D / 8)] for binary; None when `error` is set, or for
+    output="tokens", where `features` holds the patch features and dimensions is F.
     scale: for int8, v is about q * scale. provenance, timings: as the service sent them; None when the item was not
     sent. token_count, truncated: for texts.
     """
@@ -207,6 +248,7 @@ class StreamResult:
     timings: pb.StageTimings | None = None
     token_count: int = 0
     truncated: bool = False
+    features: Features | None = None
 
     @property
     def ok(self) -> bool:

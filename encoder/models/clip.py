@@ -29,6 +29,7 @@ class ClipVision(PictureTower):
             mask_needs=frozenset({MaskNeed.NONE}),
             logit_scale=learned_scale(checkpoint),
             token_dimensions=vision.hidden_size,
+            token_features="last layer, before the class token's norm, not projected; class token left out",
         )
         self.patch_size = vision.patch_size
         self.module = load_weights(checkpoint, CLIPVisionModelWithProjection)

@@ -32,6 +32,7 @@ class SiglipVision(PictureTower):
             mask_needs=frozenset({MaskNeed.NONE}),
             logit_scale=learned_scale(checkpoint),
             token_dimensions=vision.hidden_size,
+            token_features="last layer, after the last norm, before the pooling head",
         )
         self.patch_size = vision.patch_size
         self.module = load_weights(checkpoint, SiglipVisionModel)

@@ -35,7 +35,7 @@ class TowerSpec:
     `max_tokens`: longest text with special tokens, 0 for vision; with `fixed_length` every text has it.
     `logit_scale`: what cosines are multiplied by before a softmax over labels, 0 when the model has learned none.
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
-    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
+    `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
     """
 
     family: str
@@ -48,6 +48,7 @@ class TowerSpec:
     logit_scale: float = 0.0
     packed: bool = False
     token_dimensions: int = 0
+    token_features: str = ""
 
 
 class Tower(ABC, Generic[Item]):

@@ -22,6 +22,12 @@ class TextOverflow(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TEXT_OVERFLOW_TRUNCATE: _ClassVar[TextOverflow]
     TEXT_OVERFLOW_REFUSE: _ClassVar[TextOverflow]
 
+class OutputKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTPUT_KIND_UNSPECIFIED: _ClassVar[OutputKind]
+    OUTPUT_KIND_POOLED: _ClassVar[OutputKind]
+    OUTPUT_KIND_TOKENS: _ClassVar[OutputKind]
+
 class Tower(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TOWER_UNSPECIFIED: _ClassVar[Tower]
@@ -35,25 +41,30 @@ EMBEDDING_DTYPE_BINARY: EmbeddingDtype
 TEXT_OVERFLOW_UNSPECIFIED: TextOverflow
 TEXT_OVERFLOW_TRUNCATE: TextOverflow
 TEXT_OVERFLOW_REFUSE: TextOverflow
+OUTPUT_KIND_UNSPECIFIED: OutputKind
+OUTPUT_KIND_POOLED: OutputKind
+OUTPUT_KIND_TOKENS: OutputKind
 TOWER_UNSPECIFIED: Tower
 TOWER_VISION: Tower
 TOWER_TEXT: Tower
 
 class EncodeOptions(_message.Message):
-    __slots__ = ("model", "dtype", "dimensions", "normalize", "pool", "text_overflow")
+    __slots__ = ("model", "dtype", "dimensions", "normalize", "pool", "text_overflow", "output")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     TEXT_OVERFLOW_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     model: str
     dtype: EmbeddingDtype
     dimensions: int
     normalize: bool
     pool: str
     text_overflow: TextOverflow
-    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[_Union[EmbeddingDtype, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., pool: _Optional[str] = ..., text_overflow: _Optional[_Union[TextOverflow, str]] = ...) -> None: ...
+    output: OutputKind
+    def __init__(self, model: _Optional[str] = ..., dtype: _Optional[_Union[EmbeddingDtype, str]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., pool: _Optional[str] = ..., text_overflow: _Optional[_Union[TextOverflow, str]] = ..., output: _Optional[_Union[OutputKind, str]] = ...) -> None: ...
 
 class RawPixels(_message.Message):
     __slots__ = ("data", "height", "width", "channels")
@@ -86,6 +97,20 @@ class Embedding(_message.Message):
     dimensions: int
     scale: float
     def __init__(self, values: _Optional[bytes] = ..., dtype: _Optional[_Union[EmbeddingDtype, str]] = ..., dimensions: _Optional[int] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("values", "dtype", "tokens", "dimensions", "grid")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    values: bytes
+    dtype: EmbeddingDtype
+    tokens: int
+    dimensions: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, values: _Optional[bytes] = ..., dtype: _Optional[_Union[EmbeddingDtype, str]] = ..., tokens: _Optional[int] = ..., dimensions: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Provenance(_message.Message):
     __slots__ = ("model", "model_revision", "fingerprint", "pool", "replica", "attention_backend", "runner", "fallback", "fallback_reason")
@@ -126,12 +151,14 @@ class StageTimings(_message.Message):
     def __init__(self, preprocess_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., forward_ms: _Optional[float] = ..., finish_ms: _Optional[float] = ..., total_ms: _Optional[float] = ..., batch_size: _Optional[int] = ...) -> None: ...
 
 class ImageResult(_message.Message):
-    __slots__ = ("embedding", "error")
+    __slots__ = ("embedding", "error", "features")
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     embedding: Embedding
     error: _status_pb2.Status
-    def __init__(self, embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    features: Features
+    def __init__(self, embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class TextResult(_message.Message):
     __slots__ = ("embedding", "error", "token_count", "truncated")
@@ -194,10 +221,11 @@ class EncodeStreamRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ..., options: _Optional[_Union[EncodeOptions, _Mapping]] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class EncodeStreamResponse(_message.Message):
-    __slots__ = ("id", "embedding", "error", "provenance", "timings", "token_count", "truncated")
+    __slots__ = ("id", "embedding", "error", "features", "provenance", "timings", "token_count", "truncated")
     ID_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -205,11 +233,12 @@ class EncodeStreamResponse(_message.Message):
     id: str
     embedding: Embedding
     error: _status_pb2.Status
+    features: Features
     provenance: Provenance
     timings: StageTimings
     token_count: int
     truncated: bool
-    def __init__(self, id: _Optional[str] = ..., embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., token_count: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., embedding: _Optional[_Union[Embedding, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., features: _Optional[_Union[Features, _Mapping]] = ..., provenance: _Optional[_Union[Provenance, _Mapping]] = ..., timings: _Optional[_Union[StageTimings, _Mapping]] = ..., token_count: _Optional[int] = ..., truncated: _Optional[bool] = ...) -> None: ...
 
 class ListModelsRequest(_message.Message):
     __slots__ = ()
@@ -246,7 +275,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ..., family: _Optional[str] = ..., towers: _Optional[_Iterable[_Union[ServedTower, _Mapping]]] = ...) -> None: ...
 
 class ServedTower(_message.Message):
-    __slots__ = ("tower", "dimensions", "pools", "fingerprint", "preprocessing_json", "mask_needs", "max_tokens", "compute_dtype", "logit_scale")
+    __slots__ = ("tower", "dimensions", "pools", "fingerprint", "preprocessing_json", "mask_needs", "max_tokens", "compute_dtype", "logit_scale", "output_kinds", "token_dimensions", "token_features")
     TOWER_FIELD_NUMBER: _ClassVar[int]
     DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +285,9 @@ class ServedTower(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     LOGIT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_KINDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FEATURES_FIELD_NUMBER: _ClassVar[int]
     tower: Tower
     dimensions: int
     pools: _containers.RepeatedScalarFieldContainer[str]
@@ -265,7 +297,10 @@ class ServedTower(_message.Message):
     max_tokens: int
     compute_dtype: str
     logit_scale: float
-    def __init__(self, tower: _Optional[_Union[Tower, str]] = ..., dimensions: _Optional[int] = ..., pools: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., preprocessing_json: _Optional[str] = ..., mask_needs: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., compute_dtype: _Optional[str] = ..., logit_scale: _Optional[float] = ...) -> None: ...
+    output_kinds: _containers.RepeatedScalarFieldContainer[OutputKind]
+    token_dimensions: int
+    token_features: str
+    def __init__(self, tower: _Optional[_Union[Tower, str]] = ..., dimensions: _Optional[int] = ..., pools: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., preprocessing_json: _Optional[str] = ..., mask_needs: _Optional[_Iterable[str]] = ..., max_tokens: _Optional[int] = ..., compute_dtype: _Optional[str] = ..., logit_scale: _Optional[float] = ..., output_kinds: _Optional[_Iterable[_Union[OutputKind, str]]] = ..., token_dimensions: _Optional[int] = ..., token_features: _Optional[str] = ...) -> None: ...
 
 class GetBackendReportRequest(_message.Message):
     __slots__ = ("pool",)

@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from encoder.v1 import encoder_pb2 as pb
 from encoder.v1 import encoder_pb2_grpc
-from tests.client.formula import expected
+from tests.client.formula import expected, patch_numbers
 
 MAX_TOKENS = 7
 
@@ -115,6 +115,8 @@ class Service(encoder_pb2_grpc.EncoderServiceServicer):
             return {"error": status_pb2.Status(code=3, message="cannot decode it:\nno picture; send JPEG or PNG")}
         if payload.startswith(b"MUTE"):
             return {}
+        if options.output == pb.OUTPUT_KIND_TOKENS:
+            return self._features(payload, options)
         normalize = options.normalize if options.HasField("normalize") else True
         dimensions = options.dimensions
         if payload.startswith(b"LONG"):
@@ -126,6 +128,24 @@ class Service(encoder_pb2_grpc.EncoderServiceServicer):
         if payload.startswith(b"SHORT"):
             embedding.values = embedding.values[:-1]
         return {"embedding": embedding}
+
+    def _features(self, payload: bytes, options: pb.EncodeOptions) -> dict:
+        rows, columns, numbers = patch_numbers(payload)
+        code = "e" if options.dtype == pb.EMBEDDING_DTYPE_FLOAT16 else "f"
+        values = struct.pack(f"<{len(numbers)}{code}", *numbers)
+        features = pb.Features(
+            values=values, dtype=options.dtype, tokens=rows * columns, dimensions=3, grid=[rows, columns]
+        )
+        if payload.startswith(b"SHORT"):
+            features.values = features.values[:-1]
+        if payload.startswith(b"GRID"):
+            features.grid[0] += 1
+        if payload.startswith(b"LONG"):
+            features.dimensions, features.tokens = 3 * rows * columns, 1
+            features.grid[:] = [1, 1]
+        if payload.startswith(b"OTHER"):
+            return {"embedding": pack(expected(payload), pb.EMBEDDING_DTYPE_FLOAT32)}
+        return {"features": features}
 
     def _text_fields(self, text: str, options: pb.EncodeOptions) -> dict:
         tokens = len(text.split()) + 2

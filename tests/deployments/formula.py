@@ -1,7 +1,8 @@
 """An engine whose vectors are a formula, with the interface that serving asks of `encoder.engine.Engine`.
 
 A picture's bytes name what happens to it: `bad…` cannot be decoded, `bug…` raises something unforeseen while decoding,
-`poison…` fails in the forward. All others give `vector_of`.
+`poison…` fails in the forward, `nan…` gives a vector and features that are no numbers. All others give `vector_of` and
+`features_of`.
 """
 
 import threading
@@ -22,11 +23,18 @@ from encoder.report import ModelInfo, Report
 DIMENSIONS = 12
 MAX_TOKENS = 8
 MAX_BATCH = 4
+GRID = (2, 3)
+TOKEN_DIMENSIONS = 5
 
 
 def vector_of(seed: int) -> np.ndarray:
     """float32 [12]; the first component is 3, so that no normalised vector equals an unnormalised one."""
     return np.array([3.0, *(np.sin(seed * (i + 1)) for i in range(DIMENSIONS - 1))], np.float32)
+
+
+def features_of(seed: int) -> np.ndarray:
+    """float32 [6, 5], of a grid of 2 rows and 3 columns; exact in float16."""
+    return ((np.arange(30) * (seed % 7 + 1)) % 64 / 8).astype(np.float32).reshape(6, TOKEN_DIMENSIONS)
 
 
 def seed_of(data: bytes) -> int:
@@ -37,12 +45,18 @@ def seed_of(data: bytes) -> int:
 class Prepared:
     seed: int
     poison: bool = False
+    nan: bool = False
 
 
 class FormulaEngine:
-    """`gate` holds forwards back while it is cleared; `batches` are the sizes of those that ran."""
+    """`gate` holds forwards back while it is cleared; `batches` are the sizes of those that ran.
 
-    def __init__(self, tower: str = "vision", fallback_reason: str | None = None) -> None:
+    `read_back`: of how many items each forward gave features.
+    """
+
+    def __init__(
+        self, tower: str = "vision", fallback_reason: str | None = None, token_dimensions: int = TOKEN_DIMENSIONS
+    ) -> None:
         self.info = ModelInfo(
             name="formula",
             revision="r1",
@@ -56,12 +70,15 @@ class FormulaEngine:
             compute_dtype="float32",
             max_batch=MAX_BATCH,
             logit_scale=12.5,
+            token_dimensions=token_dimensions if tower == "vision" else 0,
+            token_features="by formula" if tower == "vision" and token_dimensions else "",
         )
         capabilities = Capabilities(frozenset({MaskNeed.CAUSAL}), frozenset({"float32", "bfloat16"}))
         self.resolved = ResolvedBackend("sdpa", "platform", "the only one", capabilities, (("fused", "no device"),))
         self.fallback_reason = fallback_reason
         self.counters: Counter[str] = Counter()
         self.batches: list[int] = []
+        self.read_back: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.decode_gate = threading.Event()
@@ -81,7 +98,7 @@ class FormulaEngine:
             raise InvalidImage("the picture is\nbroken")
         if data.startswith(b"bug"):
             raise KeyError("secret detail")
-        return Prepared(seed_of(data), data.startswith(b"poison"))
+        return Prepared(seed_of(data), data.startswith(b"poison"), data.startswith(b"nan"))
 
     def prepare_text(self, text: str, overflow: str) -> TokenizedText:
         words = [len(word) for word in text.split()]
@@ -89,14 +106,24 @@ class FormulaEngine:
             raise InvalidText(f"{len(words)} tokens, the model takes {MAX_TOKENS}")
         return TokenizedText(words[:MAX_TOKENS], len(words), len(words) > MAX_TOKENS)
 
-    def forward(self, items: Sequence[Prepared | TokenizedText]) -> ForwardResult:
+    def grid_of(self, item: Prepared) -> tuple[int, ...]:
+        return GRID
+
+    def forward(self, items: Sequence[Prepared | TokenizedText], *, tokens: bool = False) -> ForwardResult:
         assert self.gate.wait(20)
         if any(isinstance(item, Prepared) and item.poison for item in items):
             raise EncoderError("the device refused this item")
         seeds = [item.seed if isinstance(item, Prepared) else sum(item.input_ids) for item in items]
         self.batches.append(len(items))
         vectors = np.stack([vector_of(seed) for seed in seeds])
-        return ForwardResult(vectors, self.resolved.name, "eager", self.fallback_reason, 1.0)
+        features = [features_of(seed) for seed in seeds] if tokens else []
+        self.read_back.append(len(features))
+        for place, item in enumerate(items):
+            if isinstance(item, Prepared) and item.nan:
+                vectors[place, 1] = np.nan
+                for one in features[place : place + 1]:
+                    one[3, 2] = np.nan
+        return ForwardResult(vectors, self.resolved.name, "eager", self.fallback_reason, 1.0, features)
 
     def probe(self) -> None:
         assert self.gate.wait(20)

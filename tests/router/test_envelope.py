@@ -150,6 +150,7 @@ def test_the_first_outcome_of_a_response() -> None:
     cases = [
         ([embedding, error], "embedding"),
         ([error, embedding], "error"),
+        ([pb.ImageResult(features=pb.Features(tokens=1)), error], "features"),
         ([pb.ImageResult()], "none"),
         ([], "none"),
     ]
