@@ -135,6 +135,7 @@ class PoolReplica:
         except EncoderError as error:
             self._publish_stage(FAILED_STAGE + wire.one_line(str(error)))
             raise
+        engine.start_decoders(self._settings.decode_threads)
         core = EncoderCore(engine, self._settings, self._identity)
         internal_kv._internal_kv_del(self._startup_key, namespace=STARTUP_NAMESPACE)
         logger.info("pool=%s replica=%s is ready", self._identity.pool, self._identity.replica)

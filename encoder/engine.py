@@ -32,11 +32,12 @@ from encoder.graphs.runner import Bucket, GraphLimits
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
 from encoder.models.halves import PictureTower, TextTower
 from encoder.models.tower import Tower, load_tower
-from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels, decode_image
+from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels
+from encoder.preprocess.isolation import Decoder
 from encoder.preprocess.text import TokenizedText
 from encoder.report import ModelInfo, Report, installed_versions
 from encoder.selfcheck import CheckResult, check_attention, check_vectors
-from encoder.settings import EngineSettings
+from encoder.settings import DecodeSettings, EngineSettings
 
 Progress = Callable[[str], None]
 TEXT_LENGTH_BUCKETS = (16, 32, 64)
@@ -85,16 +86,7 @@ class Engine:
     def __init__(self, settings: EngineSettings, tower: Tower[Any], checkpoint: Checkpoint, device: Device) -> None:
         self._tower = tower
         self._device = device
-        self._limits = DecodeLimits(
-            max_bytes=settings.decode.max_image_bytes,
-            max_pixels=settings.decode.max_pixels,
-            max_side=settings.decode.max_side,
-        )
-        self._policy = DecodePolicy(
-            apply_exif_orientation=settings.decode.apply_exif_orientation,
-            background=settings.decode.background,
-            allow_truncated=settings.decode.allow_truncated,
-        )
+        self._decoder = _decoder(settings.decode)
         self._dtype_name = device.best_dtype if settings.dtype == "auto" else settings.dtype
         self._buckets = settings.buckets
         self._startup: list[tuple[str, float]] = []
@@ -137,9 +129,10 @@ class Engine:
         if not isinstance(self._tower, PictureTower):
             raise Unsupported(f"{self.info.name}: this engine serves the text tower and takes no images")
         if isinstance(source, RawPixels):
-            pixels = check_pixels(source.data, source.height, source.width, source.channels, self._limits, self._policy)
+            limits, policy = self._decoder.limits, self._decoder.policy
+            pixels = check_pixels(source.data, source.height, source.width, source.channels, limits, policy)
         else:
-            pixels = decode_image(source, self._limits, self._policy)
+            pixels = self._decoder.decode(source)
         return self._tower.transform.resize_crop(pixels)
 
     def prepare_text(self, text: str, overflow: Literal["truncate", "refuse"] = "truncate") -> TokenizedText:
@@ -206,12 +199,18 @@ class Engine:
             self_checks=tuple(self._checks),
             startup=tuple(self._startup),
             items_per_second=self._forward.items_per_second(),
-            counters=counters | self._dispatcher.counters() | dict(self._forward.counters),
+            counters=counters | self._dispatcher.counters() | dict(self._forward.counters) | self._decoder.counters(),
             notes=tuple(self._notes),
         )
 
+    def start_decoders(self, count: int) -> None:
+        """Starts decode workers ahead of the first picture that needs one, where the settings allow workers."""
+        if self.tower == "vision":
+            self._decoder.start(count)
+
     def close(self) -> None:
-        """Gives back what the buckets hold."""
+        """Gives back what the buckets hold, and ends the decode workers."""
+        self._decoder.close()
         self._forward.release()
 
     def _make_ready(self, settings: EngineSettings, progress: Progress) -> None:
@@ -340,7 +339,7 @@ class Engine:
         spec = self._tower.spec
         preprocessing = dict(self._tower.describe_preprocessing())
         if spec.tower == "vision":
-            preprocessing["decode"] = self._policy.describe()
+            preprocessing["decode"] = self._decoder.policy.describe()
         identity = {"revision": checkpoint.revision, "tower": spec.tower, "preprocessing": preprocessing}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         return ModelInfo(
@@ -359,3 +358,9 @@ class Engine:
             max_batch=max(self._buckets),
             logit_scale=spec.logit_scale,
         )
+
+
+def _decoder(settings: DecodeSettings) -> Decoder:
+    limits = DecodeLimits(settings.max_image_bytes, settings.max_pixels, settings.max_side)
+    policy = DecodePolicy(settings.apply_exif_orientation, settings.background, settings.allow_truncated)
+    return Decoder(limits, policy, settings.isolation, settings.time_limit_s)

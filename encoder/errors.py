@@ -23,6 +23,10 @@ class InvalidText(InvalidInput):
     """A text that cannot be tokenised, or is outside the limits."""
 
 
+class DecoderLost(EncoderError):
+    """The process that decoded the picture ended, through no fault of the picture."""
+
+
 class UnknownModel(EncoderError):
     """A model, or a pool, that is not served here."""
 

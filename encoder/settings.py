@@ -18,16 +18,22 @@ MIB = 1024 * 1024
 
 
 class DecodeSettings(BaseModel):
-    """Limits and policies of image decoding; all but the limits are part of the fingerprint."""
+    """Limits and policies of image decoding; the policies are part of the fingerprint."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_image_bytes: int = Field(32 * MIB, gt=0)
-    max_pixels: int = Field(64_000_000, gt=0, le=178_956_970, description="Pillow itself takes no more")
-    max_side: int = Field(32_768, gt=0)
-    apply_exif_orientation: bool = True
-    background: tuple[int, int, int] = (255, 255, 255)
-    allow_truncated: bool = False
+    max_image_bytes: int = Field(32 * MIB, gt=0, description="bytes of one picture file")
+    max_pixels: int = Field(
+        64_000_000, gt=0, le=178_956_970, description="width times height, read from the header; Pillow takes no more"
+    )
+    max_side: int = Field(32_768, gt=0, description="width or height, read from the header")
+    apply_exif_orientation: bool = Field(True, description="false: pixels as they are stored")
+    background: tuple[int, int, int] = Field((255, 255, 255), description="what transparency lets through")
+    allow_truncated: bool = Field(False, description="true: what is missing of a file is grey, black or background")
+    isolation: Literal["auto", "thread", "process"] = Field(
+        "auto", description="what is decoded in worker processes: `thread` nothing, `process` everything"
+    )
+    time_limit_s: float = Field(20.0, gt=0, description="how long a worker may take for one picture")
 
     @field_validator("background")
     @classmethod

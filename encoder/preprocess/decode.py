@@ -21,6 +21,8 @@ sets no process-wide option of Pillow. libjpeg-turbo's and Pillow's readers run 
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image
@@ -28,15 +30,17 @@ from PIL import Image
 from encoder.errors import InvalidImage
 from encoder.preprocess.flatten import cmyk_to_rgb, on_background, to_rgb
 from encoder.preprocess.jpeg import read_jpeg
-from encoder.preprocess.jpeg_markers import check_markers
+from encoder.preprocess.jpeg_markers import Scans, check_markers
 from encoder.preprocess.orientation import INVERSE, exif_orientation, turn
 from encoder.preprocess.policy import DecodeLimits, DecodePolicy
 from encoder.preprocess.reader import open_picture, read_picture
 from encoder.preprocess.sniff import ACCEPTED, picture_format
 
-__all__ = ["DecodeLimits", "DecodePolicy", "check_pixels", "decode_image"]
+__all__ = ["DecodeLimits", "DecodePolicy", "check_pixels", "decode_image", "decode_light"]
 
 RAW_CHANNELS = (1, 3, 4)
+# Pixels times passes over them; libjpeg-turbo and zlib do more than that in half a second.
+LIGHT_WORK = 32_000_000
 DEFAULT_LIMITS = DecodeLimits()
 DEFAULT_POLICY = DecodePolicy()
 
@@ -45,21 +49,26 @@ def decode_image(
     data: bytes | memoryview, limits: DecodeLimits = DEFAULT_LIMITS, policy: DecodePolicy = DEFAULT_POLICY
 ) -> np.ndarray:
     """A picture file as RGB, uint8 [h, w, 3], contiguous and writable. Raises InvalidImage with a one-line reason."""
-    length = memoryview(data).nbytes
-    if length == 0:
-        raise InvalidImage(f"not a picture: no bytes at all; send {ACCEPTED}")
-    limits.check_bytes(length)
-    content = bytes(data)
-    name = picture_format(content)
-    try:
-        return (_jpeg if name == "JPEG" else _other)(content, name, limits, policy)
-    except InvalidImage:
-        raise
-    except Image.DecompressionBombError as error:  # Pillow's own limit, met while it reads the header
-        seen = _reason(error).partition(" exceeds")[0]
-        raise InvalidImage(f"{name}: {seen} is over the limit of {limits.max_pixels} pixels; scale it down") from None
-    except Exception as error:  # readers raise what they like for broken files; none of it may escape
-        raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
+    content, name = _identify(data, limits)
+    with _as_invalid_image(name, limits):
+        return _jpeg(content, limits, policy) if name == "JPEG" else _read(content, name, limits, policy)
+
+
+def decode_light(
+    data: bytes | memoryview, limits: DecodeLimits = DEFAULT_LIMITS, policy: DecodePolicy = DEFAULT_POLICY
+) -> np.ndarray | None:
+    """As `decode_image` for JPEG and PNG of ordinary kind and size; None for a picture that it would rather not touch.
+
+    What it takes is read by libjpeg-turbo or by zlib and takes a second at most; the rest belongs into a process of its
+    own.
+    """
+    content, name = _identify(data, limits)
+    with _as_invalid_image(name, limits):
+        if name == "JPEG":
+            return _light_jpeg(content, limits, policy)
+        if name == "PNG" and _work(open_picture(content, name, limits)) <= LIGHT_WORK:
+            return _read(content, name, limits, policy)
+        return None
 
 
 def check_pixels(
@@ -88,21 +97,68 @@ def check_pixels(
     return np.repeat(pixels, 3, axis=2) if channels == 1 else pixels.copy()
 
 
-def _jpeg(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
-    one_scan = check_markers(content)
-    header = open_picture(content, name, limits)
-    adobe, tolerant = "adobe" in header.info, policy.allow_truncated
-    pixels = read_jpeg(content, header.size, adobe=adobe, one_scan=one_scan, allow_truncated=tolerant)
+def _identify(data: bytes | memoryview, limits: DecodeLimits) -> tuple[bytes, str]:
+    length = memoryview(data).nbytes
+    if length == 0:
+        raise InvalidImage(f"not a picture: no bytes at all; send {ACCEPTED}")
+    limits.check_bytes(length)
+    content = bytes(data)
+    return content, picture_format(content)
+
+
+@contextmanager
+def _as_invalid_image(name: str, limits: DecodeLimits) -> Iterator[None]:
+    """Readers raise what they like for broken files; none of it may escape."""
+    try:
+        yield
+    except InvalidImage:
+        raise
+    except Image.DecompressionBombError as error:  # Pillow's own limit, met while it reads the header
+        seen = _reason(error).partition(" exceeds")[0]
+        raise InvalidImage(f"{name}: {seen} is over the limit of {limits.max_pixels} pixels; scale it down") from None
+    except MemoryError as error:
+        raise InvalidImage(f"broken {name}: decoding it takes too much memory; scale it down") from error
+    except Exception as error:
+        raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
+
+
+def _work(header: Image.Image, passes: int = 1) -> int:
+    return header.width * header.height * passes
+
+
+def _light_jpeg(content: bytes, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray | None:
+    scans = check_markers(content)
+    header = open_picture(content, "JPEG", limits)
+    if _work(header, scans.passes) > LIGHT_WORK:
+        return None
+    pixels = _fast_jpeg(content, header, scans, policy)
+    return None if pixels is None else _upright(pixels, header, policy)
+
+
+def _jpeg(content: bytes, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
+    scans = check_markers(content)
+    header = open_picture(content, "JPEG", limits)
+    pixels = _fast_jpeg(content, header, scans, policy)
     if pixels is None:
-        image, _ = read_picture(content, name, limits, allow_truncated=tolerant)
-        if image.mode == "CMYK" and not adobe:  # Pillow takes all CMYK for Adobe's and has inverted it
+        image, _ = read_picture(content, "JPEG", limits, allow_truncated=policy.allow_truncated)
+        if image.mode == "CMYK" and "adobe" not in header.info:  # Pillow takes all CMYK for Adobe's: it has inverted it
             pixels = cmyk_to_rgb(255 - np.asarray(image))
         else:
             pixels = to_rgb(image, policy.background)
+    return _upright(pixels, header, policy)
+
+
+def _fast_jpeg(content: bytes, header: Image.Image, scans: Scans, policy: DecodePolicy) -> np.ndarray | None:
+    return read_jpeg(
+        content, header.size, adobe="adobe" in header.info, one_scan=scans.one, allow_truncated=policy.allow_truncated
+    )
+
+
+def _upright(pixels: np.ndarray, header: Image.Image, policy: DecodePolicy) -> np.ndarray:
     return turn(pixels, exif_orientation(header)) if policy.apply_exif_orientation else pixels
 
 
-def _other(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
+def _read(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray:
     image, already_turned = read_picture(content, name, limits, allow_truncated=policy.allow_truncated)
     pixels = to_rgb(image, policy.background)
     return turn(pixels, exif_orientation(image) if policy.apply_exif_orientation else INVERSE[already_turned])
