@@ -7,7 +7,7 @@ PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick test-long lint types k8s proto lock clean
+.PHONY: help demo serve test test-quick test-long lint types parity k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -44,6 +44,9 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy
+
+parity: $(READY) ## hold every family against transformers at real size; writes docs/parity.md (long)
+	@$(BIN)/python -m tests.parity
 
 k8s: $(READY) ## render every Kubernetes overlay and validate it
 	@$(BIN)/python -m k8s.validate
