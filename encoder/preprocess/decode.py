@@ -9,7 +9,7 @@
 | animation, pages  | the first frame                                                                                |
 | palette, 1 bit    | converted to RGB here, so before any resizing                                                  |
 | grey              | repeated to RGB                                                                                |
-| 16 bits a sample  | the high byte is kept, for grey as for colour: scaled, never clipped                           |
+| 16 bits a sample  | the high byte is kept, for grey as for colour: scaled, never clipped; so for 12 bits           |
 | floats, 32 bits   | refused: no defined white                                                                      |
 | CMYK, YCCK        | by Adobe's marker (with it, ink is stored inverted), without colour management                 |
 | colour profiles   | ignored, as are PNG gamma and chromaticities                                                   |

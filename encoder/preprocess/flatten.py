@@ -7,6 +7,7 @@ from encoder.errors import InvalidImage
 from encoder.preprocess.policy import Colour
 
 DEEPEST_GREY = 0xFFFF
+BITS_PER_SAMPLE_TAG = 258
 
 
 def to_rgb(image: Image.Image, background: Colour) -> np.ndarray:
@@ -46,8 +47,14 @@ def _deep_grey(image: Image.Image, background: Colour) -> np.ndarray:
     if samples.size and (int(samples.min()) < 0 or int(samples.max()) > DEEPEST_GREY):
         raise InvalidImage("a grey picture with samples beyond 16 bits has no defined white; send 8 or 16 bits")
     # The high byte, which is what Pillow keeps of 16-bit colour: a grey picture looks the same saved either way.
-    pixels = np.repeat((samples >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+    pixels = np.repeat((samples >> _depth(image) - 8).astype(np.uint8)[:, :, None], 3, axis=2)
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         pixels[samples == transparent] = background
     return pixels
+
+
+def _depth(image: Image.Image) -> int:
+    """Bits of a deep grey sample: 12 in a TIFF that says so, which Pillow unpacks without scaling, else 16."""
+    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE_TAG)
+    return 12 if bits in {12, (12,)} else 16

@@ -6,7 +6,7 @@ import io
 from PIL import Image, ImageFile
 
 from encoder.preprocess.orientation import INVERSE, UPRIGHT
-from encoder.preprocess.png import fix_transparent_colour, without_text
+from encoder.preprocess.png import check_chunks, fix_transparent_colour, without_text
 from encoder.preprocess.policy import DecodeLimits
 from encoder.preprocess.sniff import webp_size
 
@@ -21,6 +21,8 @@ def open_picture(content: bytes, name: str, limits: DecodeLimits) -> ImageFile.I
     """The header alone. Raises InvalidImage beyond the limits, and whatever Pillow raises for a broken header."""
     if name == "WEBP" and (size := webp_size(content)) is not None:
         limits.check_size(*size)
+    if name == "PNG":
+        check_chunks(content)
     image = Image.open(io.BytesIO(content), formats=(name,))
     limits.check_size(*image.size)
     tags = getattr(image, "tag_v2", {})
