@@ -30,7 +30,7 @@ from encoder.graphs.proof import in_one_line
 from encoder.graphs.registry import choose_runner
 from encoder.graphs.runner import Bucket, GraphLimits
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
-from encoder.models.halves import PictureTower, TextTower
+from encoder.models.halves import TextTower, VisionTower
 from encoder.models.tower import Tower, load_tower
 from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels
 from encoder.preprocess.isolation import Decoder
@@ -41,6 +41,9 @@ from encoder.settings import DecodeSettings, EngineSettings
 
 Progress = Callable[[str], None]
 TEXT_LENGTH_BUCKETS = (16, 32, 64)
+# The largest token budget by default. On a CPU larger batches gain nothing, and each budget is run at start.
+BATCH_TOKENS = {"cpu": 1024}
+BATCH_TOKENS_ELSEWHERE = 16384
 
 
 def quiet(message: str) -> None:
@@ -89,6 +92,7 @@ class Engine:
         self._decoder = _decoder(settings.decode)
         self._dtype_name = device.best_dtype if settings.dtype == "auto" else settings.dtype
         self._buckets = settings.buckets
+        self._max_batch_tokens = settings.max_batch_tokens
         self._startup: list[tuple[str, float]] = []
         self._checks: list[CheckResult] = []
         self._notes: list[str] = []
@@ -124,16 +128,16 @@ class Engine:
         """The backend in force."""
         return self._dispatcher.resolved
 
-    def prepare_image(self, source: bytes | memoryview | RawPixels) -> np.ndarray:
-        """A picture as the tower's input, uint8 [3, H, W]. Raises InvalidImage; Unsupported on a text engine."""
-        if not isinstance(self._tower, PictureTower):
+    def prepare_image(self, source: bytes | memoryview | RawPixels) -> Any:
+        """A picture as the tower's item, mostly uint8 [3, H, W]. Raises InvalidImage; Unsupported on a text engine."""
+        if not isinstance(self._tower, VisionTower):
             raise Unsupported(f"{self.info.name}: this engine serves the text tower and takes no images")
         if isinstance(source, RawPixels):
             limits, policy = self._decoder.limits, self._decoder.policy
             pixels = check_pixels(source.data, source.height, source.width, source.channels, limits, policy)
         else:
             pixels = self._decoder.decode(source)
-        return self._tower.transform.resize_crop(pixels)
+        return self._tower.prepare(pixels)
 
     def prepare_text(self, text: str, overflow: Literal["truncate", "refuse"] = "truncate") -> TokenizedText:
         """A text as tokens. Raises InvalidText; Unsupported on a vision engine."""
@@ -319,9 +323,13 @@ class Engine:
         return dtype
 
     def _all_buckets(self) -> list[Bucket]:
-        longest = self._tower.spec.max_tokens
-        if self._tower.spec.packed:
-            return packed_buckets(longest, self._buckets)
+        spec = self._tower.spec
+        longest = spec.max_tokens
+        if spec.packed:
+            limit = self._max_batch_tokens or BATCH_TOKENS.get(self._device.kind, BATCH_TOKENS_ELSEWHERE)
+            return packed_buckets(
+                longest, self._buckets, limit=limit, multiple=spec.token_multiple, windows=spec.windows
+            )
         if not longest:
             return [Bucket(batch) for batch in self._buckets]
         shorter = () if self._tower.spec.fixed_length else TEXT_LENGTH_BUCKETS

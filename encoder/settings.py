@@ -61,6 +61,14 @@ class EngineSettings(BaseModel):
     strict_backend: bool = Field(False, description="a call the backend does not take is an error")
     runner: RunnerName = "auto"
     buckets: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 2, 4, 8, 16, 32), min_length=1)
+    max_batch_tokens: int | None = Field(
+        None, gt=0, description="largest token budget of a model with pictures of many sizes; empty: by the device"
+    )
+    max_patches: int | None = Field(
+        None,
+        gt=0,
+        description="patches a picture is resized to at most, for a model with pictures of many sizes; empty: its own",
+    )
     max_graphs: int = Field(64, ge=0, description="graphs captured at most, the smaller buckets first")
     graph_memory_bytes: int | None = Field(
         None, ge=0, description="device memory that graphs may hold together; empty: what there is"

@@ -29,6 +29,9 @@ class MaskNeed(StrEnum):
 
 
 ALL_NEEDS = frozenset(MaskNeed)
+# What boundaries are called, among a packed batch's inputs and where a layer names those that it attends by.
+ITEM_BOUNDARIES = "cu_seqlens"
+WINDOW_BOUNDARIES = "cu_window_seqlens"
 
 
 @dataclass(frozen=True)
@@ -79,20 +82,24 @@ class Segments:
     `cu_seqlens`: int32 [n + 1] on the device. `host`: the same on the host, or None inside a captured graph, where a
     backend must read the device's. `max_length`: an upper bound of the lengths. `replayed`: the call is captured and
     `host` holds the boundaries of this time alone; only a backend that is given new ones at each replay may read it.
+    `name`: which of a batch's boundaries these are.
     """
 
     cu_seqlens: torch.Tensor
     host: tuple[int, ...] | None
     max_length: int
     replayed: bool = False
+    name: str = ITEM_BOUNDARIES
 
     @classmethod
-    def from_lengths(cls, lengths: Iterable[int], device: torch.device | str) -> "Segments":
+    def from_lengths(
+        cls, lengths: Iterable[int], device: torch.device | str, name: str = ITEM_BOUNDARIES
+    ) -> "Segments":
         host = [0]
         for length in lengths:
             host.append(host[-1] + length)
         longest = max((b - a for a, b in pairwise(host)), default=0)
-        return cls(torch.tensor(host, dtype=torch.int32, device=device), tuple(host), longest)
+        return cls(torch.tensor(host, dtype=torch.int32, device=device), tuple(host), longest, name=name)
 
 
 @dataclass(frozen=True)

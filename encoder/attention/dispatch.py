@@ -2,9 +2,10 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
@@ -13,13 +14,21 @@ from encoder.attention.registry import FALLBACK, backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.errors import Unsupported
 
+# By name; see ITEM_BOUNDARIES and WINDOW_BOUNDARIES.
+SegmentsByName = Mapping[str, Segments]
+NO_SEGMENTS: SegmentsByName = MappingProxyType({})
+
 
 @dataclass
 class CallTrace:
-    """What the calls of one forward did: how many the backend took, and how many fell back for which reason."""
+    """What the calls of one forward did: how many the backend took, and how many fell back for which reason.
+
+    `host_lengths`: names of the segments that the backend read on the host, in the order of its calls.
+    """
 
     fused: int = 0
     fallback: Counter[str] = field(default_factory=Counter)
+    host_lengths: list[str] = field(default_factory=list)
 
     @property
     def reason(self) -> str | None:
@@ -30,7 +39,7 @@ class CallTrace:
 class Dispatcher:
     """Holds the one decision of an engine and its counters.
 
-    `segments`: boundaries of the packed batch under way, set with `forward`; None for fixed-size batches.
+    `segments`: boundaries of the packed batch under way by name, set with `forward`; none for fixed-size batches.
     """
 
     def __init__(self, resolved: ResolvedBackend, *, strict: bool = False) -> None:
@@ -41,16 +50,16 @@ class Dispatcher:
         self._trace = CallTrace()
         self._total = CallTrace()
         self._lock = threading.Lock()
-        self.segments: Segments | None = None
+        self.segments = NO_SEGMENTS
 
     @contextmanager
-    def forward(self, segments: Segments | None = None) -> Iterator[CallTrace]:
+    def forward(self, segments: SegmentsByName = NO_SEGMENTS) -> Iterator[CallTrace]:
         """Around one forward: gives the trace of its calls."""
         self._trace, self.segments = CallTrace(), segments
         try:
             yield self._trace
         finally:
-            self.segments = None
+            self.segments = NO_SEGMENTS
             self.count(self._trace)
 
     def count(self, trace: CallTrace) -> None:
@@ -69,6 +78,8 @@ class Dispatcher:
         why_not = self._backend.refusal(call)
         if why_not is None:
             self._trace.fused += 1
+            if call.segments is not None and self._backend.capabilities.host_lengths:
+                self._trace.host_lengths.append(call.segments.name)
             return self._backend.attend(call)
         if self._strict:
             raise Unsupported(

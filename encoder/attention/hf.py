@@ -11,8 +11,8 @@ from contextvars import ContextVar
 
 import torch
 
-from encoder.attention.backend import AttentionCall
-from encoder.attention.dispatch import CallTrace, Dispatcher, Segments
+from encoder.attention.backend import ITEM_BOUNDARIES, AttentionCall
+from encoder.attention.dispatch import NO_SEGMENTS, CallTrace, Dispatcher, SegmentsByName
 
 ATTENTION_NAME = "vitfleet"
 
@@ -29,8 +29,11 @@ def register_bridge() -> None:
 
 
 @contextmanager
-def attending(dispatcher: Dispatcher, segments: Segments | None = None) -> Iterator[CallTrace]:
-    """Inside, every attention of a model that was loaded with ATTENTION_NAME goes through `dispatcher`."""
+def attending(dispatcher: Dispatcher, segments: SegmentsByName = NO_SEGMENTS) -> Iterator[CallTrace]:
+    """Inside, every attention of a model that was loaded with ATTENTION_NAME goes through `dispatcher`.
+
+    `segments`: the boundaries of a packed batch, by name.
+    """
     token = _active.set(dispatcher)
     try:
         with dispatcher.forward(segments) as trace:
@@ -55,10 +58,13 @@ def attention(
     output_attentions: bool | None = None,
     output_hidden_states: bool | None = None,
     position_ids: torch.Tensor | None = None,
+    boundaries: str = ITEM_BOUNDARIES,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls in each layer; an argument that is not named here is a TypeError, never swallowed.
 
-    query, key, value: [B, H, S, D]; returns ([B, S, H, D], None). Raises ValueError for what this project never asks.
+    query, key, value: [B, H, S, D]; returns ([B, S, H, D], None). `boundaries`: in a packed batch, the name of those
+    that this layer attends by. Raises ValueError for what this project never asks, and KeyError for boundaries that a
+    packed batch does not have.
     """
     refused = {
         "dropout": dropout or None,
@@ -84,6 +90,6 @@ def attention(
         mask=attention_mask,
         # Asked for by the call, it is honoured beside any mask: twice the same triangle is the same triangle.
         is_causal=is_causal and query.shape[-2] > 1,
-        segments=dispatcher.segments,
+        segments=dispatcher.segments[boundaries] if dispatcher.segments else None,
     )
     return dispatcher.attend(call).transpose(1, 2), None

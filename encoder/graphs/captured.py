@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from encoder.attention.backend import Segments
-from encoder.attention.dispatch import CallTrace
+from encoder.attention.dispatch import CallTrace, SegmentsByName
 from encoder.attention.hf import attending
-from encoder.graphs.runner import BOUNDARIES, Bucket, GraphRunner
+from encoder.graphs.runner import BOUNDARIES, WINDOWS, Bucket, GraphRunner
 from encoder.models.tower import Inputs, TowerOutput
 
 # The first calls of a shape make library handles and workspaces, which a capture must not.
@@ -23,7 +22,7 @@ class Captured:
 
     graph: Any
     inputs: dict[str, torch.Tensor]
-    segments: Segments | None
+    segments: SegmentsByName
     output: TowerOutput
     trace: CallTrace
 
@@ -49,12 +48,12 @@ class CapturingRunner(GraphRunner):
         """An empty graph object of the device."""
 
     @abstractmethod
-    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: SegmentsByName) -> AbstractContextManager[Any]:
         """Inside, what runs is recorded into `graph` on `stream`, its memory taken from `pool`."""
 
     @abstractmethod
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
-        """Boundaries as the captured calls read them, over static buffers; None for fixed-size batches."""
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
+        """Boundaries by name as the captured calls read them, over static buffers; none for fixed-size batches."""
 
     @abstractmethod
     def update(self, captured: Captured, inputs: Inputs) -> None:
@@ -148,7 +147,12 @@ def _to_host(buffer: torch.Tensor) -> torch.Tensor:
     return buffer.to("cpu", torch.float32, copy=True)
 
 
-def host_boundaries(inputs: Inputs) -> tuple[int, ...] | None:
-    """Cumulative lengths of a packed batch as they came from the host, or None for a fixed-size batch."""
-    boundaries = inputs.get(BOUNDARIES)
-    return None if boundaries is None else tuple(boundaries.tolist())
+def longest_segments(bucket: Bucket, inputs: Inputs) -> dict[str, int]:
+    """The boundaries that a batch has, and the greatest length that a bucket allows between them."""
+    bounds = {BOUNDARIES: bucket.max_length, WINDOWS: bucket.max_window}
+    return {name: longest for name, longest in bounds.items() if name in inputs}
+
+
+def host_boundaries(inputs: Inputs) -> dict[str, tuple[int, ...]]:
+    """Cumulative lengths of a packed batch by name, as they came from the host; none for a fixed-size batch."""
+    return {name: tuple(inputs[name].tolist()) for name in (BOUNDARIES, WINDOWS) if name in inputs}

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 
 from encoder.attention.backend import Segments
+from encoder.attention.dispatch import SegmentsByName
 from encoder.device import Device
-from encoder.graphs.captured import Captured, CapturingRunner
-from encoder.graphs.runner import BOUNDARIES, Bucket
+from encoder.graphs.captured import Captured, CapturingRunner, longest_segments
+from encoder.graphs.runner import Bucket
 from encoder.models.tower import Inputs
 
 
@@ -28,16 +29,15 @@ class CudaGraphRunner(CapturingRunner):
     def new_graph(self) -> Any:
         return self.accelerator.CUDAGraph()
 
-    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> AbstractContextManager[Any]:
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: SegmentsByName) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.accelerator.graph(
             graph, pool=pool, stream=stream, capture_error_mode="thread_local"
         )
         return context
 
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
-        if BOUNDARIES not in static:
-            return None
-        return Segments(static[BOUNDARIES], None, bucket.max_length)
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
+        longest = longest_segments(bucket, inputs)
+        return {name: Segments(static[name], None, length, name=name) for name, length in longest.items()}
 
     def update(self, captured: Captured, inputs: Inputs) -> None:
         """Nothing is read on the host."""

@@ -12,9 +12,10 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from encoder.attention.backend import Segments
+from encoder.attention.dispatch import SegmentsByName
 from encoder.device import Device
-from encoder.graphs.captured import Captured, CapturingRunner, host_boundaries
-from encoder.graphs.runner import BOUNDARIES, Bucket
+from encoder.graphs.captured import Captured, CapturingRunner, host_boundaries, longest_segments
+from encoder.graphs.runner import Bucket
 from encoder.models.tower import Inputs
 
 
@@ -48,13 +49,13 @@ class NpuGraphRunner(CapturingRunner):
         return graph
 
     @contextmanager
-    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> Iterator[None]:
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: SegmentsByName) -> Iterator[None]:
         try:
             with self.accelerator.graph(
                 graph,
                 pool=pool,
                 stream=stream,
-                auto_dispatch_capture=segments is not None,
+                auto_dispatch_capture=bool(segments),
                 capture_error_mode="thread_local",
             ):
                 yield
@@ -64,14 +65,20 @@ class NpuGraphRunner(CapturingRunner):
             if any(active is mode for active in _get_current_dispatch_mode_stack()):
                 mode.__exit__(None, None, None)
 
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
-        if BOUNDARIES not in static:
-            return None
-        return Segments(static[BOUNDARIES], host_boundaries(inputs), bucket.max_length, replayed=True)
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
+        host, longest = host_boundaries(inputs), longest_segments(bucket, inputs)
+        return {
+            name: Segments(static[name], host[name], length, replayed=True, name=name)
+            for name, length in longest.items()
+        }
 
     def update(self, captured: Captured, inputs: Inputs) -> None:
-        boundaries = host_boundaries(inputs)
-        if boundaries is None:
+        ends = {name: list(boundaries[1:]) for name, boundaries in host_boundaries(inputs).items()}
+        if not ends:
             return
-        ends = list(boundaries[1:])
-        captured.graph.update(cpu_update_input=[{"actual_seq_lengths": ends, "actual_seq_lengths_kv": ends}])
+        # One entry a captured call with lengths, in their order; those of windows have other ends than those of items.
+        given = [
+            {"actual_seq_lengths": ends[name], "actual_seq_lengths_kv": ends[name]}
+            for name in captured.trace.host_lengths
+        ]
+        captured.graph.update(cpu_update_input=given)

@@ -6,28 +6,44 @@ and boundaries that are left over repeat the last one.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
-from encoder.graphs.runner import BOUNDARIES, Bucket
-from encoder.models.tower import Inputs
+from encoder.graphs.runner import BOUNDARIES, WINDOWS, Bucket
+from encoder.models.tower import Inputs, Windows
 
 # Shares of the longest item that get a bucket of their own, so that a small item alone is not padded to the longest.
 SMALL_SHARES = (4, 2)
 
 
-def packed_buckets(longest: int, batches: Sequence[int]) -> list[Bucket]:
+def packed_buckets(
+    longest: int,
+    batches: Sequence[int],
+    *,
+    limit: int | None = None,
+    multiple: int = 1,
+    windows: Windows | None = None,
+) -> list[Bucket]:
     """Token budgets for items of up to `longest` tokens: parts of one, and as many of the longest as `batches` say.
 
-    In each there is room for the most items of `batches`, and for the padding segments of any number of them.
+    In each there is room for the most items of `batches`, and for the padding segments of any number of them. None is
+    above `limit` tokens, which then stands for the longest item where that is longer: a longer one runs eager. Token
+    counts are multiples of `multiple`, as those of the items are.
     """
-    budgets = {max(1, longest // share) for share in SMALL_SHARES} | {longest * batch for batch in batches}
+    longest = min(longest, limit or longest) // multiple * multiple
+    shares = {max(multiple, longest // share // multiple * multiple) for share in SMALL_SHARES}
+    whole = {longest * batch for batch in batches if limit is None or longest * batch <= limit} or {longest}
     buckets = []
-    for tokens in sorted(budgets):
-        items, max_length = min(max(batches), tokens), min(tokens, longest)
-        segments = items + _pieces(tokens, max_length)
-        buckets.append(Bucket(items, tokens=tokens, segments=segments, max_length=max_length))
+    for tokens in sorted(shares | whole):
+        items, max_length = min(max(batches), tokens // multiple), min(tokens, longest)
+        bucket = Bucket(items, tokens=tokens, segments=items + _pieces(tokens, max_length), max_length=max_length)
+        if windows is not None:
+            # The windows of the items, and as many as the filler behind them takes.
+            most, max_window = windows.most(tokens, items) + 1, min(windows.longest, tokens)
+            bucket = replace(bucket, windows=most, max_window=max_window)
+        buckets.append(bucket)
     return buckets
 
 
@@ -48,17 +64,25 @@ def pad_packed(inputs: Inputs, bucket: Bucket) -> dict[str, torch.Tensor]:
     Raises ValueError when they do not fit.
     """
     ends = inputs[BOUNDARIES].tolist()
-    total = ends[-1]
     if not fits_packed(bucket, [end - start for start, end in pairwise(ends)]):
         raise ValueError(f"packed batch with boundaries {ends} does not fit bucket {bucket}")
-    while ends[-1] < bucket.tokens:
-        ends.append(min(ends[-1] + bucket.max_length, bucket.tokens))
-    ends += [bucket.tokens] * (bucket.segments + 1 - len(ends))
-    padded = {BOUNDARIES: torch.tensor(ends, dtype=torch.int32)}
+    padded = {BOUNDARIES: _pad_boundaries(ends, bucket.tokens, bucket.max_length, bucket.segments)}
+    if WINDOWS in inputs:
+        padded[WINDOWS] = _pad_boundaries(inputs[WINDOWS].tolist(), bucket.tokens, bucket.max_window, bucket.windows)
     for name, tensor in inputs.items():
-        if name != BOUNDARIES:
-            padded[name] = torch.cat([tensor, tensor.new_zeros(bucket.tokens - total, *tensor.shape[1:])])
+        if name not in padded:
+            padded[name] = torch.cat([tensor, tensor.new_zeros(bucket.tokens - ends[-1], *tensor.shape[1:])])
     return padded
+
+
+def _pad_boundaries(ends: list[int], tokens: int, longest: int, pieces: int) -> torch.Tensor:
+    """int32 [pieces + 1]: further pieces up to `tokens`, none longer than `longest`, then empty ones."""
+    filled = list(ends)
+    while filled[-1] < tokens:
+        filled.append(min(filled[-1] + longest, tokens))
+    if len(filled) > pieces + 1 or max(end - start for start, end in pairwise(filled)) > longest:
+        raise ValueError(f"boundaries {ends} do not fit {tokens} tokens in {pieces} pieces of up to {longest}")
+    return torch.tensor(filled + [tokens] * (pieces + 1 - len(filled)), dtype=torch.int32)
 
 
 def _pieces(tokens: int, max_length: int) -> int:

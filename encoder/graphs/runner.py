@@ -6,14 +6,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from encoder.attention.backend import Segments
-from encoder.attention.dispatch import CallTrace, Dispatcher
+from encoder.attention.backend import ITEM_BOUNDARIES, WINDOW_BOUNDARIES, Segments
+from encoder.attention.dispatch import CallTrace, Dispatcher, SegmentsByName
 from encoder.device import Device
 from encoder.models.tower import Inputs, Tower, TowerOutput
 
 GraphState = Literal["ready", "eager", "disabled"]
-# Key of a packed batch's boundaries among its inputs: int32 [segments + 1] on the host.
-BOUNDARIES = "cu_seqlens"
+# Keys of a packed batch's boundaries among its inputs, int32 on the host: of items [segments + 1], and, for towers with
+# windows, of those [windows + 1].
+BOUNDARIES = ITEM_BOUNDARIES
+WINDOWS = WINDOW_BOUNDARIES
 
 
 @dataclass(frozen=True, order=True)
@@ -22,6 +24,7 @@ class Bucket:
 
     Fixed-size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures). Packed: `tokens` in
     all, in up to `segments` pieces, none longer than `max_length`, padding included; at most `batch` of them are items.
+    Where layers attend by windows, there are up to `windows` of them, none longer than `max_window`.
     """
 
     batch: int
@@ -29,6 +32,8 @@ class Bucket:
     tokens: int = 0
     segments: int = 0
     max_length: int = 0
+    windows: int = 0
+    max_window: int = 0
 
     @property
     def packed(self) -> bool:
@@ -42,7 +47,8 @@ class Bucket:
 
     def __str__(self) -> str:
         if self.packed:
-            return f"tokens={self.tokens},segments={self.segments},max_length={self.max_length}"
+            windows = f",windows={self.windows},max_window={self.max_window}" if self.windows else ""
+            return f"tokens={self.tokens},segments={self.segments},max_length={self.max_length}{windows}"
         return f"batch={self.batch}" + (f",length={self.length}" if self.length else "")
 
 
@@ -111,13 +117,13 @@ class GraphRunner(ABC):
     def release(self, bucket: Bucket) -> None:
         """Gives back what a bucket holds; it will not be run again."""
 
-    def eager_segments(self, inputs: Inputs) -> Segments | None:
-        """Boundaries of a packed batch for an eager forward: exact on the host and on the device."""
-        boundaries = inputs.get(BOUNDARIES)
-        if boundaries is None:
-            return None
-        lengths = (boundaries[1:] - boundaries[:-1]).tolist()
-        return Segments.from_lengths(lengths, self.device.torch_name)
+    def eager_segments(self, inputs: Inputs) -> SegmentsByName:
+        """Boundaries of a packed batch for an eager forward, by name: exact on the host and on the device."""
+        return {
+            name: Segments.from_lengths(inputs[name].diff().tolist(), self.device.torch_name, name)
+            for name in (BOUNDARIES, WINDOWS)
+            if name in inputs
+        }
 
     def to_device(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Host inputs on the device, floats in the forward's dtype."""

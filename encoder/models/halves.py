@@ -1,8 +1,9 @@
-"""What the families share: a tower for pictures of one size, and a tower for tokenised texts."""
+"""What the families share: towers for pictures, for pictures of one size, and for tokenised texts."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,12 +13,25 @@ from encoder.models.tower import Tower
 from encoder.preprocess.text import TextPipeline, TokenizedText
 from encoder.preprocess.transform import ImageTransform
 
+Item = TypeVar("Item")
 
-class PictureTower(Tower[np.ndarray]):
+
+class VisionTower(Tower[Item]):
+    """A tower for pictures, however it prepares them."""
+
+    @abstractmethod
+    def prepare(self, pixels: np.ndarray) -> Item:
+        """RGB pixels uint8 [h, w, 3] as an item; any thread. Raises InvalidImage for a shape that it does not take."""
+
+
+class PictureTower(VisionTower[np.ndarray]):
     """Items are uint8 pixels [3, H, W], resized and cropped; inputs are float32 [n, 3, H, W], normalised."""
 
     transform: ImageTransform
     patch_size: int
+
+    def prepare(self, pixels: np.ndarray) -> np.ndarray:
+        return self.transform.resize_crop(pixels)
 
     def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
         height, width = item.shape[1:]

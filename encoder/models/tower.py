@@ -21,11 +21,26 @@ class TowerOutput(NamedTuple):
     """What a forward gives: `vectors` [n, dimensions], pooled and projected, and the features of the patches.
 
     `tokens` is [n, t, token_dimensions], without class and register tokens, or for a packed tower
-    [T, token_dimensions], the items' one after the other; None for a tower that has none to give, as texts.
+    [t, token_dimensions], the items' one after the other; None for a tower that has none to give, as texts.
     """
 
     vectors: torch.Tensor
     tokens: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How those layers of a packed tower that attend by windows cut a batch.
+
+    `longest`: the most tokens in a window. `share`: T tokens in n items make at most T / share + n windows.
+    """
+
+    longest: int
+    share: int
+
+    def most(self, tokens: int, items: int) -> int:
+        """The most windows that so many tokens in so many items make."""
+        return tokens // self.share + items
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class TowerSpec:
     `logit_scale`: what cosines are multiplied by before a softmax over labels, 0 when the model has learned none.
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
     `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
+    `token_multiple`: what the token counts of packed items are multiples of. `windows`: of a packed tower's layers.
+    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
     """
 
     family: str
@@ -49,6 +66,8 @@ class TowerSpec:
     packed: bool = False
     token_dimensions: int = 0
     token_features: str = ""
+    token_multiple: int = 1
+    windows: Windows | None = None
 
 
 class Tower(ABC, Generic[Item]):
@@ -58,9 +77,10 @@ class Tower(ABC, Generic[Item]):
 
     A packed tower (`spec.packed`) keeps to this: `length_of` is an item's token count; `collate` gives the items one
     after the other, tensors [T, ...] and `cu_seqlens` int32 [n + 1], cumulative from 0 to T, and is asked for no
-    length; `forward` gives a vector for each segment, [n, dimensions], and features in the order of the tokens,
-    attends by the segments that the dispatcher holds, and bears segments of zeros (filler) and of no token, whose
-    vectors nobody reads.
+    length; `forward` gives a vector for each segment, [n, dimensions], and features in the order of the items, attends
+    by the segments that the dispatcher holds, and bears segments of zeros (filler) and of no token, whose vectors
+    nobody reads. With `spec.windows`, `collate` gives `cu_window_seqlens` int32 [m + 1] as well, and layers may name
+    those as the boundaries that they attend by.
     """
 
     spec: TowerSpec
@@ -97,6 +117,7 @@ class Tower(ABC, Generic[Item]):
 FAMILIES: dict[str, str] = {
     "clip": "encoder.models.clip:load_tower",
     "siglip": "encoder.models.siglip:load_tower",
+    "siglip2": "encoder.models.siglip2:load_tower",
 }
 
 

@@ -1,7 +1,7 @@
 """Loads the weights of one tower with transformers: safetensors only, from disk only, and whole or not at all."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,21 @@ from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
 
 
-def load_weights(checkpoint: Checkpoint, model_class: Any) -> torch.nn.Module:
-    """The module in float32 on the CPU, in eval mode; raises CheckpointError when a weight is missing or misshapen."""
+def load_weights(
+    checkpoint: Checkpoint, model_class: Any, *, config: Any = None, key_mapping: Mapping[str, str] | None = None
+) -> torch.nn.Module:
+    """The module in float32 on the CPU, in eval mode; raises CheckpointError when a weight is missing or misshapen.
+
+    Weights that the module has no place for are not read. `config`: of the part that `model_class` is, where the
+    checkpoint's is of a whole model. `key_mapping`: regular expressions for names there, and what stands for them here.
+    """
     register_bridge()
     try:
         with _quiet_transformers():
             module, info = model_class.from_pretrained(
                 checkpoint.folder,
+                config=config,
+                key_mapping=dict(key_mapping or {}) or None,
                 attn_implementation=ATTENTION_NAME,
                 dtype=torch.float32,
                 use_safetensors=True,

@@ -42,9 +42,14 @@ class ImageTransform:
     def from_config(cls, preprocessor_config: Mapping[str, Any], mode: Mode) -> "ImageTransform":
         """Reads preprocessor_config.json (or processor_config.json); raises CheckpointError, naming the setting."""
         settings = read_processor_settings(preprocessor_config)
-        if mode == "torch" and settings.resize is not None and settings.filter_name not in TORCH_FILTERS:
-            raise CheckpointError(f"image processor: {settings.filter_name} resampling needs the preprocess mode 'pil'")
         _ = settings.output_size
+        return cls(mode, settings) if settings.resize is None else cls.without_size(settings, mode)
+
+    @classmethod
+    def without_size(cls, settings: ProcessorSettings, mode: Mode) -> "ImageTransform":
+        """With settings that may leave open to which size. Raises CheckpointError for a filter that `mode` lacks."""
+        if mode == "torch" and settings.filter_name not in TORCH_FILTERS:
+            raise CheckpointError(f"image processor: {settings.filter_name} resampling needs the preprocess mode 'pil'")
         return cls(mode, settings)
 
     @property
@@ -59,7 +64,7 @@ class ImageTransform:
         if resize is not None:
             height, width = resize.target(height, width)
         if crop is None:
-            return np.ascontiguousarray(self._resized(pixels, height, width).transpose(2, 0, 1))
+            return np.ascontiguousarray(self.resized(pixels, height, width).transpose(2, 0, 1))
         pad_before: Literal["floor", "ceil"] = "floor" if self.mode == "torch" else "ceil"
         rows = center_span(height, crop[0], pad_before=pad_before)
         columns = center_span(width, crop[1], pad_before=pad_before)
@@ -113,14 +118,15 @@ class ImageTransform:
         # Both libraries resize along the rows first, rounding to uint8 between.
         if large and size[1] > max(width, size[0]):
             part = resample_span(pixels, 1, size[1], columns, self.settings.filter_name, bits)
-            return self._resized(part, size[0], columns.length)[rows.start : rows.start + rows.length]
+            return self.resized(part, size[0], columns.length)[rows.start : rows.start + rows.length]
         if large and size[0] > max(height, size[1]):
-            part = self._resized(pixels, height, size[1])[:, columns.start : columns.start + columns.length]
+            part = self.resized(pixels, height, size[1])[:, columns.start : columns.start + columns.length]
             return resample_span(part, 0, size[0], rows, self.settings.filter_name, bits)
-        whole = self._resized(pixels, *size)
+        whole = self.resized(pixels, *size)
         return whole[rows.start : rows.start + rows.length, columns.start : columns.start + columns.length]
 
-    def _resized(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    def resized(self, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+        """RGB uint8 [h, w, 3] as [height, width, 3], by the mode's own resize."""
         if pixels.shape[:2] == (height, width):
             return pixels
         if self.mode == "pil":

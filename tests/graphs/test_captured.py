@@ -1,5 +1,6 @@
 """The CUDA runner on a device that records and replays operators: what a GPU would be asked, checked without one."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoder.attention.backend import Segments
-from encoder.attention.dispatch import Dispatcher
+from encoder.attention.dispatch import Dispatcher, SegmentsByName
 from encoder.attention.registry import backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.graphs import proof
@@ -156,17 +156,22 @@ class FreesBuffers(Runner):
 class MaxLengthOfTheCapture(Runner):
     """The kernel is told the longest item of the capture."""
 
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
         found = super().capture_segments(bucket, inputs, static)
-        lengths = inputs["cu_seqlens"].diff()
-        return found and Segments(found.cu_seqlens, None, int(lengths.min()) or 1)
+        return {
+            name: dataclasses.replace(segments, max_length=int(inputs[name].diff().min()) or 1)
+            for name, segments in found.items()
+        }
 
 
 class BoundariesOnTheHost(Runner):
     """SDPA would cut by the boundaries of the capture."""
 
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
-        return Segments(static["cu_seqlens"], tuple(inputs["cu_seqlens"].tolist()), bucket.max_length)
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
+        found = super().capture_segments(bucket, inputs, static)
+        return {
+            name: dataclasses.replace(segments, host=tuple(inputs[name].tolist())) for name, segments in found.items()
+        }
 
 
 @pytest.mark.parametrize(
@@ -217,7 +222,7 @@ class FailsOnce(Runner):
 
     count = 0
 
-    def capturing(self, graph: Any, pool: Any, stream: Any, segments: Segments | None) -> Any:
+    def capturing(self, graph: Any, pool: Any, stream: Any, segments: SegmentsByName) -> Any:
         self.count += 1
         if self.count == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")

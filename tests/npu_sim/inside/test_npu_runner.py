@@ -1,5 +1,6 @@
 """NPU graphs by torch_npu's own NPUGraph: right in any order, restored after a failed capture, within their limits."""
 
+import dataclasses
 import gc
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from encoder.attention.backend import Segments
-from encoder.attention.dispatch import Dispatcher
+from encoder.attention.dispatch import Dispatcher, SegmentsByName
 from encoder.attention.registry import backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.device import Device, open_device
@@ -313,10 +313,8 @@ class UpdatesWithOldLengths(NpuGraphRunner):
     """Hands over the boundaries of the capture, again and again."""
 
     def update(self, captured: Captured, inputs: Inputs) -> None:
-        if captured.segments is not None and captured.segments.host is not None:
-            host = torch.tensor(captured.segments.host, dtype=torch.int32)
-            inputs = {**inputs, "cu_seqlens": host}
-        super().update(captured, inputs)
+        old = {name: torch.tensor(segments.host, dtype=torch.int32) for name, segments in captured.segments.items()}
+        super().update(captured, {**inputs, **old})
 
 
 class FreesBuffers(NpuGraphRunner):
@@ -325,7 +323,7 @@ class FreesBuffers(NpuGraphRunner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         kept = super()._capture(bucket, inputs)
         copies = {name: tensor.clone() for name, tensor in kept.inputs.items()}
-        return Captured(kept.graph, copies, None, kept.output, kept.trace)
+        return Captured(kept.graph, copies, {}, kept.output, kept.trace)
 
 
 class DropsOutput(NpuGraphRunner):
@@ -342,9 +340,9 @@ class DropsOutput(NpuGraphRunner):
 class BakesBoundaries(NpuGraphRunner):
     """Says that the boundaries of the capture stay, so that SDPA cuts by them on the host."""
 
-    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> Segments | None:
+    def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
         found = super().capture_segments(bucket, inputs, static)
-        return found and Segments(found.cu_seqlens, found.host, found.max_length)
+        return {name: dataclasses.replace(segments, replayed=False) for name, segments in found.items()}
 
 
 class ForgetsOneInput(NpuGraphRunner):
