@@ -30,7 +30,7 @@ PLACES = "places"
 class Siglip2Vision(PackedPictures):
     """Pooled by an attention head of its own; features are the last layer's, after the last norm."""
 
-    golden_grids = ((3, 5), (1, 7), (9, 7), (16, 16), (13, 19), (11, 10))
+    golden_grids = ((3, 5), (1, 7), (9, 7), (16, 16), (13, 19), (4, 12), (11, 10))
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         vision = _vision_config(checkpoint)
@@ -50,6 +50,7 @@ class Siglip2Vision(PackedPictures):
             logit_scale=learned_scale(checkpoint),
             packed=True,
             token_dimensions=vision.hidden_size,
+            token_features="last layer, after the last norm, before the pooling head",
         )
         self.module = load_weights(checkpoint, Siglip2VisionModel, config=vision)
 
@@ -100,6 +101,8 @@ class Siglip2Text(TextTower):
     """Always padded to its full length, unmasked; pooled at the last position, projected."""
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
+        if checkpoint.model_type != Siglip2Config.model_type:
+            raise CheckpointError(f"{checkpoint.name}: it is a vision tower alone and has no text tower")
         config: Any = Siglip2Config.from_dict(checkpoint.config)
         text = config.text_config
         self.spec = TowerSpec(

@@ -52,7 +52,6 @@ class TowerSpec:
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
     `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
     `token_multiple`: what the token counts of packed items are multiples of. `windows`: of a packed tower's layers.
-    `token_dimensions`: components of a patch's features, 0 when the tower gives none.
     """
 
     family: str
@@ -118,6 +117,7 @@ FAMILIES: dict[str, str] = {
     "clip": "encoder.models.clip:load_tower",
     "siglip": "encoder.models.siglip:load_tower",
     "siglip2": "encoder.models.siglip2:load_tower",
+    "siglip2_vision_model": "encoder.models.siglip2:load_tower",
 }
 
 

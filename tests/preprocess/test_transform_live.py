@@ -157,14 +157,14 @@ def test_the_narrowest_pictures_are_made_without_their_whole(monkeypatch: pytest
     """1x32768 resized to 224 would have 1.6 thousand million pixels."""
     transform = ImageTransform.from_config({"image_processor_type": "CLIP"}, mode)
     largest = 0
-    real = ImageTransform._resized
+    real = ImageTransform.resized
 
     def measured(self: ImageTransform, pixels: np.ndarray, height: int, width: int) -> np.ndarray:
         nonlocal largest
         largest = max(largest, height * width)
         return real(self, pixels, height, width)
 
-    monkeypatch.setattr(ImageTransform, "_resized", measured)
+    monkeypatch.setattr(ImageTransform, "resized", measured)
     for size in [(1, 32_768), (32_768, 1)]:
         assert transform.resize_crop(np.full((*size, 3), 77, dtype=np.uint8)).tobytes() == bytes([77]) * 3 * 224 * 224
     assert 0 < largest <= 32_768 * 224
