@@ -7,7 +7,7 @@ PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick test-long lint types parity k8s proto lock clean
+.PHONY: help demo serve test test-quick test-long fuzz lint types parity k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,9 @@ test-quick: $(READY) ## the tests that start no Ray
 
 test-long: $(READY) ## models of real size on the simulated NPU (many minutes)
 	@$(BIN)/python -m pytest -m long
+
+fuzz: $(READY) ## hostile pictures and requests for MINUTES=5 (SEED=n repeats a run)
+	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
 
 lint: $(READY) ## ruff: rules and format
 	@echo "checking style"

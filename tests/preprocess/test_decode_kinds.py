@@ -208,7 +208,7 @@ class TestTiff:
         ("mode", "compression"),
         [
             ("RGB", "jpeg"), ("L", "jpeg"), ("RGB", "packbits"), ("L", "tiff_lzw"), ("RGBA", "tiff_lzw"),
-            ("P", "tiff_deflate"), ("CMYK", "tiff_lzw"), ("1", "group3"), ("LA", None), ("RGB", "zstd"), ("RGB", "lzma"),
+            ("P", "tiff_deflate"), ("CMYK", "tiff_lzw"), ("1", "group3"), ("LA", None), ("RGB", "zstd"),
         ],
     )  # fmt: skip
     def test_compressions(self, mode: str, compression: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Bombs, polyglots, cuts at every byte, junk behind the end, sides of one pixel: pixels as Pillow's, or InvalidImage."""
+"""Bombs, polyglots, cuts at every byte, junk behind the end, sides of one pixel: Pillow's pixels, or InvalidImage."""
 
 import io
 import struct
