@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --minutes 5`: fuzzes decoding and requests, prints counts and memory; exit code 1 on a finding."""
+"""`python -m tests.fuzz --minutes 5`: hostile pictures and requests; counts, memory, exit code 1 on a finding."""
 
 import argparse
 import asyncio

@@ -5,8 +5,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from random import Random
 
+from tests.preprocess.pictures import png_chunk
+
 EXTREMES = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 HEADER_BYTES = 120
+PNG_KINDS = (b"tRNS", b"PLTE", b"IDAT", b"eXIf", b"iCCP", b"zTXt", b"acTL", b"fcTL", b"fdAT", b"IEND")
 
 
 def mutate(rng: Random, seeds: Sequence[bytes]) -> bytes:
@@ -71,7 +74,7 @@ def splice(rng: Random, data: bytearray, seeds: Sequence[bytes]) -> bytearray:
     return data[: rng.randrange(len(data))] + other[rng.randrange(len(other)) :]
 
 
-def png_chunk(rng: Random, data: bytearray, seeds: Sequence[bytes]) -> bytes:
+def edit_png(rng: Random, data: bytearray, seeds: Sequence[bytes]) -> bytes:
     """Something about one chunk, its checksum made right again: else no decoder would look further."""
     chunks, at = [], 8
     while at + 12 <= len(data):
@@ -95,16 +98,13 @@ def png_chunk(rng: Random, data: bytearray, seeds: Sequence[bytes]) -> bytes:
             if kind == b"IDAT":
                 body = zlib.compress(rng.randbytes(rng.randrange(1, 3000)))
             elif kind == b"IHDR" and len(body) == 13:
-                shape = (rng.choice((1, 7, 300)), rng.choice((1, 7, 300)))
-                body = struct.pack(
-                    ">IIBBBBB",
-                    *shape,
+                width, height = rng.choice((1, 7, 300)), rng.choice((1, 7, 300))
+                depth, colour, interlaced = (
                     rng.choice((1, 2, 4, 8, 16)),
                     rng.choice((0, 2, 3, 4, 6)),
-                    0,
-                    0,
                     rng.choice((0, 1)),
                 )
+                body = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
         case _:
             del chunks[which]
             return _png(chunks)
@@ -153,15 +153,12 @@ def tiff_entry(rng: Random, data: bytearray, seeds: Sequence[bytes]) -> bytearra
 
 
 def _png(chunks: Sequence[tuple[bytes, bytes]]) -> bytes:
-    parts = [
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, body) for kind, body in chunks)
 
 
 BYTES: tuple[Mutation, ...] = (flip, overwrite, extreme, extreme, cut, remove, repeat, insert, splice)
 STRUCTURES: dict[bytes, tuple[Mutation, ...]] = {
-    b"\x89P": (png_chunk,) * 6,
+    b"\x89P": (edit_png,) * 6,
     b"\xff\xd8": (jpeg_segment,) * 5,
     b"II": (tiff_entry,) * 6,
     b"MM": (tiff_entry,) * 6,
