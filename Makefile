@@ -18,7 +18,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (torch, Ray, transformers: about 2 GB, a minute or two the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off \
-		-c constraints.txt -e '.[openvino,bulk,dev]'
+		-c constraints.txt -e '.[openvino,int8,bulk,dev]'
 	@touch $@
 
 demo: $(READY) ## start the service, encode the sample pictures, print what came out, stop

@@ -14,7 +14,6 @@ from functools import partial
 
 from deployments import wire
 from deployments.admission import Room
-from deployments.memory import trim
 from deployments.outcomes import Outcome, check_answer_size, finish_outcomes, timings_of
 from deployments.pipeline import Pipeline, PreparedImage, ServedEngine
 from deployments.settings import PoolSettings
@@ -30,6 +29,7 @@ from encoder.errors import (
     Unsupported,
 )
 from encoder.features import check_feature_options
+from encoder.memory import trim
 from encoder.outputs import NonFiniteVector, OutputOptions, check_options
 from encoder.v1 import encoder_pb2 as pb
 

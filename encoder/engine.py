@@ -4,8 +4,6 @@
 `prepare_*` may be called from any thread; `forward` from one thread only.
 """
 
-import hashlib
-import json
 import threading
 import time
 from collections import Counter
@@ -18,29 +16,31 @@ import numpy as np
 import torch
 
 from encoder.attention.dispatch import Dispatcher
-from encoder.attention.registry import FALLBACK, backend_class
+from encoder.attention.registry import FALLBACK
 from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backend
+from encoder.calibration import calibration_of
 from encoder.device import Device, open_device
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
-from encoder.graphs.batches import split_tokens
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
 from encoder.graphs.proof import in_one_line
 from encoder.graphs.registry import choose_runner
-from encoder.graphs.runner import Bucket, GraphLimits
+from encoder.graphs.runner import Bucket, Calibration, GraphLimits, RunnerOptions
+from encoder.identity import code_digest, describe_model
+from encoder.memory import trim
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
 from encoder.models.halves import TextTower, VisionTower
 from encoder.models.tower import Tower, load_tower
 from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels
 from encoder.preprocess.isolation import Decoder
 from encoder.preprocess.text import TokenizedText
-from encoder.report import ModelInfo, Report, installed_versions
-from encoder.selfcheck import CheckResult, check_attention, check_vectors
+from encoder.report import Report, installed_versions
+from encoder.selfcheck import CheckResult
 from encoder.settings import DecodeSettings, EngineSettings
+from encoder.startup_proof import StartupProof
 
 Progress = Callable[[str], None]
-TEXT_LENGTH_BUCKETS = (16, 32, 64)
 # The largest token budget by default. On a CPU larger batches gain nothing, and each budget is run at start.
 BATCH_TOKENS = {"cpu": 1024}
 BATCH_TOKENS_ELSEWHERE = 16384
@@ -75,14 +75,6 @@ class ForwardResult:
     tokens: list[np.ndarray] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Reference:
-    """What the fp32 reference says of the golden items: vectors [n, D], and features [t, F] of each."""
-
-    vectors: np.ndarray
-    tokens: list[np.ndarray]
-
-
 class Engine:
     """See the module; make one with `Engine.load`."""
 
@@ -91,8 +83,13 @@ class Engine:
         self._device = device
         self._decoder = _decoder(settings.decode)
         self._dtype_name = device.best_dtype if settings.dtype == "auto" else settings.dtype
-        self._buckets = settings.buckets
+        self._buckets, self._text_lengths = settings.buckets, settings.text_lengths
         self._max_batch_tokens = settings.max_batch_tokens
+        self._options = RunnerOptions(
+            identity=(tower.spec.family, tower.spec.tower, checkpoint.revision, code_digest(tower)),
+            cache=settings.cache_dir,
+            int8=self._calibration(settings),
+        )
         self._startup: list[tuple[str, float]] = []
         self._checks: list[CheckResult] = []
         self._notes: list[str] = []
@@ -101,7 +98,9 @@ class Engine:
         self._golden = tower.golden_items()
         self._dispatcher: Dispatcher
         self._forward: BucketedForward
-        self.info = self._describe(settings, checkpoint)
+        self.info = describe_model(
+            tower, checkpoint, settings, self._decoder.policy, self._dtype_name, self._options.int8
+        )
 
     @classmethod
     def load(cls, settings: EngineSettings, progress: Progress = quiet) -> "Engine":
@@ -220,15 +219,16 @@ class Engine:
     def _make_ready(self, settings: EngineSettings, progress: Progress) -> None:
         needs = TowerNeeds(self._dtype_name, self._tower.spec.head_dims, self._tower.spec.mask_needs)
         with self._stage("reference", progress):
-            expected = self._reference() if settings.self_check else None
+            proof = StartupProof(self._tower, self._golden) if settings.self_check else None
         with self._stage("move to device", progress):
             self._tower.module.to(self._device.torch_name, self._dtype)
         demoted: list[tuple[str, str]] = []
         while True:
             resolved = resolve_backend(settings, self._device, needs, exclude=tuple(demoted))
             self._build(settings, resolved)
-            fault = self._prepare(expected, progress)
+            fault = self._prepare(proof, progress)
             if fault is None:
+                self._settle()
                 return
             demoted.append((resolved.name, fault))
             self._notes.append(f"attention backend {resolved.name} was demoted: {fault}")
@@ -237,16 +237,36 @@ class Engine:
             if resolved.name == FALLBACK:
                 raise SelfCheckFailed(f"{self.info.name}: no attention backend computes the right vectors: {fault}")
 
+    def _settle(self) -> None:
+        """Ready: what only the start needed is given back, the weights themselves where no batch will run eager."""
+        self._notes.extend(note for note in self._forward.notes if note not in self._notes)
+        self._forward.settle()
+        if self._forward.never_eager and self._forward.runner_name == "openvino":
+            self._tower.module.to("meta")  # the compiled model has weights of its own
+        trim()
+
+    def _calibration(self, settings: EngineSettings) -> Calibration | None:
+        if settings.quantization == "none":
+            return None
+        if self._tower.spec.tower != "vision":
+            raise Unsupported("int8 is for the vision tower: serve the text tower with quantization none")
+        return calibration_of(settings.calibration, self.prepare_image)
+
     def _build(self, settings: EngineSettings, resolved: ResolvedBackend) -> None:
         self._dispatcher = Dispatcher(resolved, strict=settings.strict_backend)
         runner_type, notes = choose_runner(settings.runner, self._device)
+        if self._options.int8 and runner_type.name != "openvino":
+            raise Unsupported(
+                f"int8 runs on OpenVINO, and this engine runs on {self._device.describe()} with {runner_type.name}"
+                f"{''.join('; ' + note for note in notes)}: use quantization none"
+            )
         self._notes.extend(note for note in notes if note not in self._notes)
         eager = EagerRunner(self._tower, self._dispatcher, self._device, self._dtype)
-        runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype)
+        runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype, self._options)
         limits = GraphLimits(settings.max_graphs, settings.graph_memory_bytes)
         self._forward = BucketedForward(runner, eager, self._all_buckets(), limits)
 
-    def _prepare(self, expected: Reference | None, progress: Progress) -> str | None:
+    def _prepare(self, proof: StartupProof | None, progress: Progress) -> str | None:
         """Checks attention, captures, checks vectors; gives why this backend cannot serve, or None when it can.
 
         A backend that raises has failed its proof like one that computes wrong values. Without a proof it raises.
@@ -254,19 +274,24 @@ class Engine:
         name = self.resolved.name
         try:
             failed = None
-            if expected is not None:
+            if proof is not None:
                 with self._stage(f"check attention {name}", progress):
-                    failed = self._first_failed(self._attention_checks())
+                    failed = self._first_failed(proof.attention(self._dispatcher, self._device, self._dtype))
             if failed is None:
                 with self._stage(f"capture {self._forward.runner_name}", progress):
                     self._forward.prepare(self._golden, progress)
-            if failed is None and expected is not None:
+            if failed is None and self._options.int8 and not self._forward.any_ready:
+                raise SelfCheckFailed(
+                    f"{self.info.name}: int8 does not compute the right vectors: {self._forward.records[0].reason}: "
+                    "calibrate on more pictures like yours, or use quantization none"
+                )
+            if failed is None and proof is not None:
                 with self._stage(f"self-check {name}", progress):
-                    failed = self._first_failed(self._vector_checks(expected))
+                    failed = self._first_failed(proof.vectors(self._forward, name))
         except EncoderError:
             raise
         except Exception as error:
-            if expected is None:
+            if proof is None:
                 raise
             return f"self-check failed: {type(error).__name__}: {in_one_line(error)}"
         return None if failed is None else f"self-check failed: {failed.describe()}"
@@ -275,47 +300,6 @@ class Engine:
         """All that were made go into the report."""
         self._checks.extend(checks)
         return next((check for check in checks if not check.passed), None)
-
-    def _attention_checks(self) -> list[CheckResult]:
-        spec = self._tower.spec
-        return [
-            check_attention(
-                self._dispatcher, device=self._device.torch_name, dtype=self._dtype,
-                head_dim=head_dim, need=need, tower=spec.tower,
-            )
-            for head_dim in sorted(spec.head_dims)
-            for need in sorted(spec.mask_needs)
-        ]  # fmt: skip
-
-    def _vector_checks(self, expected: Reference) -> list[CheckResult]:
-        spec, needs = self._tower.spec, "+".join(sorted(self._tower.spec.mask_needs))
-        tokens = bool(spec.token_dimensions)
-        together = self._forward.run(self._golden, tokens=tokens)
-        alone = [self._forward.run([item]) for item in self._golden]
-        runs = [
-            ("vectors, together", together.vectors, expected.vectors, together.runner),
-            ("vectors, one by one", np.concatenate([one.vectors for one in alone]), expected.vectors, alone[0].runner),
-        ]
-        if tokens:  # an item's features are held together as one long vector
-            for place, (ours, theirs) in enumerate(zip(together.tokens, expected.tokens, strict=True)):
-                runs.append((f"features of {place}", ours.reshape(1, -1), theirs.reshape(1, -1), together.runner))
-        return [
-            check_vectors(
-                found, wanted, tower=spec.tower, backend=self.resolved.name, runner=runner,
-                dtype=self._dtype_name, mask_need=needs, detail=detail,
-            )
-            for detail, found, wanted, runner in runs
-        ]  # fmt: skip
-
-    def _reference(self) -> Reference:
-        """The golden items through float32 math attention, on the CPU, before the weights are moved or rounded."""
-        capabilities = backend_class("reference").capabilities
-        reference = Dispatcher(ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities))
-        cpu = open_device("cpu")
-        runner = EagerRunner(self._tower, reference, cpu, torch.float32)
-        output, _ = runner.run(Bucket(len(self._golden)), self._tower.collate(self._golden), tokens=True)
-        tokens = [] if output.tokens is None else split_tokens(self._tower, self._golden, output.tokens.numpy())
-        return Reference(output.vectors.numpy(), tokens)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -332,7 +316,7 @@ class Engine:
             )
         if not longest:
             return [Bucket(batch) for batch in self._buckets]
-        shorter = () if self._tower.spec.fixed_length else TEXT_LENGTH_BUCKETS
+        shorter = () if self._tower.spec.fixed_length else self._text_lengths
         lengths = [length for length in shorter if length < longest] + [longest]
         return [Bucket(batch, length) for batch in self._buckets for length in lengths]
 
@@ -342,30 +326,6 @@ class Engine:
         started = time.perf_counter()
         yield
         self._startup.append((name, (time.perf_counter() - started) * 1e3))
-
-    def _describe(self, settings: EngineSettings, checkpoint: Checkpoint) -> ModelInfo:
-        spec = self._tower.spec
-        preprocessing = dict(self._tower.describe_preprocessing())
-        if spec.tower == "vision":
-            preprocessing["decode"] = self._decoder.policy.describe()
-        identity = {"revision": checkpoint.revision, "tower": spec.tower, "preprocessing": preprocessing}
-        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        return ModelInfo(
-            name=settings.served_name or checkpoint.name,
-            revision=checkpoint.revision,
-            family=spec.family,
-            tower=spec.tower,
-            dimensions=spec.dimensions,
-            fingerprint=digest[:16],
-            preprocessing=preprocessing,
-            mask_needs=tuple(sorted(spec.mask_needs)),
-            max_tokens=spec.max_tokens,
-            token_dimensions=spec.token_dimensions,
-            token_features=spec.token_features,
-            compute_dtype=self._dtype_name,
-            max_batch=max(self._buckets),
-            logit_scale=spec.logit_scale,
-        )
 
 
 def _decoder(settings: DecodeSettings) -> Decoder:

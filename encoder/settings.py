@@ -4,6 +4,8 @@ They are read once, when the engine is made; what they led to (device, backend, 
 decisions. In particular `attention_backend` is read by `encoder.attention.resolve` alone.
 """
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -43,6 +45,11 @@ class DecodeSettings(BaseModel):
         return value
 
 
+def default_cache_dir() -> Path:
+    """`vitfleet` in the user's cache folder, as the XDG base directory specification says where that is."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vitfleet"
+
+
 class EngineSettings(BaseModel):
     """One tower of one model on one device."""
 
@@ -69,16 +76,28 @@ class EngineSettings(BaseModel):
         gt=0,
         description="patches a picture is resized to at most, for a model with pictures of many sizes; empty: its own",
     )
+    text_lengths: tuple[Annotated[int, Field(gt=0)], ...] = Field(
+        (16, 32, 64), description="texts are padded to these tokens, or to the longest that the model takes"
+    )
     max_graphs: int = Field(64, ge=0, description="graphs captured at most, the smaller buckets first")
     graph_memory_bytes: int | None = Field(
         None, ge=0, description="device memory that graphs may hold together; empty: what there is"
     )
     preprocess: PreprocessMode = "torch"
     decode: DecodeSettings = DecodeSettings()
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: vision on OpenVINO, calibrated on pictures; never on by itself"
+    )
+    calibration: Path | None = Field(
+        None, description="folder of pictures that int8 is calibrated on; empty: drawn ones, which yours are not like"
+    )
+    cache_dir: Path | None = Field(
+        default_factory=default_cache_dir, description="where start-ups keep converted models; null: nowhere"
+    )
     threads: int | None = Field(None, gt=0, description="CPU threads of the forward; empty: what torch takes")
     self_check: bool = Field(True, description="prove the vectors at start; only benchmarks turn it off")
 
-    @field_validator("buckets")
+    @field_validator("buckets", "text_lengths")
     @classmethod
     def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted(set(value)))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from encoder.attention.backend import dtype_name
 from encoder.attention.dispatch import CallTrace
 from encoder.graphs.batches import bucket_inputs, fits, split, split_tokens
 from encoder.graphs.eager import EagerRunner
@@ -41,7 +40,7 @@ class BucketedForward:
         self._runner = runner
         self._eager = eager
         self._limits = limits or GraphLimits()
-        backend, dtype = runner.dispatcher.resolved.name, dtype_name(runner.dtype)
+        backend, dtype = runner.dispatcher.resolved.name, runner.precision
         self._records = {
             bucket: GraphRecord(runner.name, bucket, backend, dtype)
             for bucket in sorted(buckets, key=lambda bucket: (bucket.cost, bucket))
@@ -52,6 +51,26 @@ class BucketedForward:
     def runner_name(self) -> str:
         """The runner that proven buckets go through."""
         return self._runner.name
+
+    @property
+    def precision(self) -> str:
+        """What proven buckets compute in."""
+        return self._runner.precision
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the runner has to say of itself."""
+        return tuple(self._runner.notes)
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether some bucket is proven."""
+        return any(record.state == "ready" for record in self._records.values())
+
+    @property
+    def never_eager(self) -> bool:
+        """Whether every batch there can be goes through a proven bucket."""
+        return not self._runner.tower.spec.packed and all(record.state == "ready" for record in self._records.values())
 
     @property
     def records(self) -> tuple[GraphRecord, ...]:
@@ -82,6 +101,10 @@ class BucketedForward:
             total.fallback.update(trace.fallback)
             runners.add(runner)
         return Encoded(np.stack(rows), total, "+".join(sorted(runners)), features)
+
+    def settle(self) -> None:
+        """After the proof: lets go of what only the start needed."""
+        self._runner.settle()
 
     def release(self) -> None:
         """Gives back what all buckets hold."""

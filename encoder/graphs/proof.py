@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from encoder.attention.backend import dtype_name
 from encoder.errors import EncoderError
 from encoder.graphs.batches import bucket_inputs, fits, split_tokens
 from encoder.graphs.eager import EagerRunner
@@ -22,7 +21,12 @@ from encoder.outputs import normalize_rows
 from encoder.selfcheck import compare_rows
 
 # dtype: (least cosine, greatest absolute error on vectors of length 1) of a replay against eager
-GRAPH_THRESHOLDS = {"float32": (0.999999, 1e-5), "bfloat16": (0.9999, 1e-2), "float16": (0.9999, 1e-2)}
+GRAPH_THRESHOLDS = {
+    "float32": (0.999999, 1e-5),
+    "bfloat16": (0.9999, 1e-2),
+    "float16": (0.9999, 1e-2),
+    "int8": (0.99, 5e-2),
+}
 SLOWER_THAN_EAGER = 1.10
 TIMED_AGAIN = 3
 MIB = 1024 * 1024
@@ -232,7 +236,7 @@ class BucketProof:
         if found.shape != expected.shape:
             return _not_alike(f"shape {found.shape}, not {expected.shape}")
         cosine, error = compare_rows(normalize_rows(found), normalize_rows(expected))
-        least, most = GRAPH_THRESHOLDS[dtype_name(self._runner.dtype)]
+        least, most = GRAPH_THRESHOLDS[self._runner.precision]
         holds = cosine >= least and error <= most
         return Difference(cosine, error, None if holds else f"cosine {cosine:.6f}, max error {error:.1e}")
 

@@ -1,12 +1,14 @@
 """What a graph runner is: it makes a forward ready for one bucket, and runs it."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from encoder.attention.backend import ITEM_BOUNDARIES, WINDOW_BOUNDARIES, Segments
+from encoder.attention.backend import ITEM_BOUNDARIES, WINDOW_BOUNDARIES, Segments, dtype_name
 from encoder.attention.dispatch import CallTrace, Dispatcher, SegmentsByName
 from encoder.device import Device
 from encoder.models.tower import Inputs, Tower, TowerOutput
@@ -83,6 +85,30 @@ class GraphLimits:
     memory_bytes: int | None = None
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """Prepared items that quantisation looks at; `digest` names them. `items` is called only when they are needed."""
+
+    digest: str
+    items: Callable[[], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """What a runner may use besides tower, backend and device.
+
+    `identity` names the tower's weights and code, so that what was made of them can be kept in `cache` for the next
+    start; without either nothing is kept. `int8`: quantise with these items.
+    """
+
+    identity: tuple[str, ...] = ()
+    cache: Path | None = None
+    int8: Calibration | None = None
+
+
+NO_OPTIONS = RunnerOptions()
+
+
 class GraphRunner(ABC):
     """Owns the forwards of one tower on one device; called from one thread."""
 
@@ -90,11 +116,25 @@ class GraphRunner(ABC):
     # Whether it serves packed batches, whose boundaries change from run to run.
     packed: ClassVar[bool] = False
 
-    def __init__(self, tower: Tower[Any], dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tower: Tower[Any],
+        dispatcher: Dispatcher,
+        device: Device,
+        dtype: torch.dtype,
+        options: RunnerOptions = NO_OPTIONS,
+    ) -> None:
         self.tower = tower
         self.dispatcher = dispatcher
         self.device = device
         self.dtype = dtype
+        self.options = options
+        self.notes: list[str] = []
+
+    @property
+    def precision(self) -> str:
+        """What is computed in, as reports and thresholds name it: float32, bfloat16, float16, int8."""
+        return dtype_name(self.dtype)
 
     @classmethod
     @abstractmethod
@@ -116,6 +156,9 @@ class GraphRunner(ABC):
     @abstractmethod
     def release(self, bucket: Bucket) -> None:
         """Gives back what a bucket holds; it will not be run again."""
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing to let go of
+        """Called once all buckets are proven: lets go of what only the start needed."""
 
     def eager_segments(self, inputs: Inputs) -> SegmentsByName:
         """Boundaries of a packed batch for an eager forward, by name: exact on the host and on the device."""

@@ -91,7 +91,14 @@ KINDS = [
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     tower, dtype, runner = request.param
-    settings = {"model": str(folder), "tower": tower, "dtype": dtype, "runner": runner, "buckets": [1, 33]}
+    settings = {
+        "model": str(folder),
+        "tower": tower,
+        "dtype": dtype,
+        "runner": runner,
+        "buckets": [1, 33],
+        "text_lengths": [16],
+    }
     loaded = Engine.load(EngineSettings.model_validate(settings))
     yield loaded
     loaded.close()

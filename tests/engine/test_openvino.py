@@ -1,0 +1,224 @@
+"""What a replica on OpenVINO keeps between starts, what it lets go of once it is ready, and int8."""
+
+import importlib.util
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from encoder.demo import demo_pictures
+from encoder.engine import Engine
+from encoder.errors import InvalidInput, SelfCheckFailed, Unsupported
+from encoder.graphs import proof
+from encoder.graphs.int8 import quantised
+from encoder.graphs.openvino import OpenVinoRunner
+from encoder.identity import code_digest
+from encoder.memory import drop_mapped_pages
+from encoder.models.tower import Tower
+from encoder.settings import EngineSettings
+from tests.support.checkpoints import unit, worst_cosine
+
+PICTURES = [path.read_bytes() for path in demo_pictures()]
+
+
+@pytest.fixture(autouse=True)
+def any_speed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times must not decide here whether a bucket serves."""
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
+
+
+def load(cache: Path | None, **values: object) -> Engine:
+    settings = {"dtype": "float32", "runner": "openvino", "buckets": [1, 4], "cache_dir": cache, **values}
+    return Engine.load(EngineSettings.model_validate(settings))
+
+
+def vectors_of(engine: Engine) -> np.ndarray:
+    if engine.tower == "text":
+        return engine.forward([engine.prepare_text(text) for text in ("a red circle", "two stars")]).vectors
+    return engine.forward([engine.prepare_image(picture) for picture in PICTURES]).vectors
+
+
+def entries(cache: Path) -> set[str]:
+    return {path.name for path in (cache / "openvino").iterdir()}
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One name for each conversion that was made."""
+    made: list[str] = []
+    convert = OpenVinoRunner._convert
+
+    def counted(runner: OpenVinoRunner, inputs: Any) -> Any:
+        made.append(runner.precision)
+        return convert(runner, inputs)
+
+    monkeypatch.setattr(OpenVinoRunner, "_convert", counted)
+    return made
+
+
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_the_second_start_converts_nothing_and_gives_the_same_bits(
+    tower: str, tmp_path: Path, conversions: list[str]
+) -> None:
+    first, second = (load(tmp_path, tower=tower, text_lengths=[16]) for _ in range(2))
+    assert conversions == ["float32"] and len(entries(tmp_path)) == 1
+    assert np.array_equal(vectors_of(first), vectors_of(second))
+    eager = load(None, tower=tower, runner="eager")
+    assert np.abs(unit(vectors_of(second)) - unit(vectors_of(eager))).max() <= 1e-5
+    for engine in (first, second):
+        assert {graph.state for graph in engine.report().graphs} == {"ready"}
+        before = engine.report().counters["fused"]
+        vectors_of(engine)
+        assert engine.report().counters["fused"] > before  # counted as well where nothing was traced
+
+
+def test_each_dtype_and_backend_is_kept_apart(tmp_path: Path, conversions: list[str]) -> None:
+    for values in ({}, {"dtype": "bfloat16"}, {"attention_backend": "reference"}):
+        load(tmp_path, **values)
+    assert conversions == ["float32", "bfloat16", "float32"] and len(entries(tmp_path)) == 3
+
+
+def test_a_damaged_entry_is_converted_again(tmp_path: Path, conversions: list[str]) -> None:
+    right = vectors_of(load(tmp_path))
+    (weights,) = (tmp_path / "openvino").glob("*/model.bin")
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 0x40
+    weights.write_bytes(content)
+    assert np.array_equal(vectors_of(load(tmp_path)), right) and len(conversions) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_serves(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    engine = load(tmp_path / "file")
+    assert any("is not kept for the next start" in note for note in engine.report().notes)
+    assert len(vectors_of(engine)) == len(PICTURES)
+
+
+def test_without_a_cache_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert len(vectors_of(load(None))) == len(PICTURES) and list(tmp_path.iterdir()) == []
+    assert EngineSettings().cache_dir == tmp_path / "vitfleet"
+
+
+def test_other_source_is_another_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that is mended must not be served from what was converted before."""
+
+    def tower_of(source: str) -> Tower[Any]:
+        file = tmp_path / "family.py"
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location("family", file)
+        assert spec is not None and spec.loader is not None
+        monkeypatch.setitem(sys.modules, "family", importlib.util.module_from_spec(spec))
+        spec.loader.exec_module(sys.modules["family"])
+        made: Tower[Any] = object.__new__(sys.modules["family"].Family)
+        return made
+
+    source = "from encoder.models.halves import PictureTower\nclass Family(PictureTower):\n    forward = None\n"
+    first = code_digest(tower_of(source))
+    assert code_digest(tower_of(source)) == first != code_digest(tower_of(source + "    scale = 2\n"))
+
+
+def test_once_ready_the_weights_are_held_once() -> None:
+    """By the compiled model; torch's copy is given back, and the probe and the goldens do without."""
+    engine = load(None)
+    assert {parameter.device.type for parameter in engine._tower.module.parameters()} == {"meta"}
+    engine.probe()
+    assert np.isfinite(engine.golden_vectors()).all() and len(vectors_of(engine)) == len(PICTURES)
+    eager = load(None, runner="eager")
+    assert {parameter.device.type for parameter in eager._tower.module.parameters()} == {"cpu"}
+
+
+def test_a_bucket_left_to_eager_keeps_the_weights() -> None:
+    engine = load(None, max_graphs=1)
+    assert [graph.state for graph in engine.report().graphs] == ["ready", "eager"]
+    assert {parameter.device.type for parameter in engine._tower.module.parameters()} == {"cpu"}
+    assert engine.forward([engine.prepare_image(picture) for picture in PICTURES[:4]]).runner == "eager"
+
+
+def test_threads_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        engine = load(None, threads=1)
+        compiled = engine._forward._runner._request.get_compiled_model()  # type: ignore[attr-defined]
+        assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+class TestInt8:
+    def test_close_to_fp32_named_everywhere_and_kept(self, tmp_path: Path, conversions: list[str]) -> None:
+        plain, engine = load(tmp_path), load(tmp_path, quantization="int8")
+        cosine = worst_cosine(vectors_of(engine), vectors_of(plain))
+        assert 0.99 <= cosine < 0.999999  # near, and not the same: it is int8
+        report = engine.report()
+        assert report.model.compute_dtype == "int8" and {graph.dtype for graph in report.graphs} == {"int8"}
+        checks = [check for check in report.self_checks if check.runner == "openvino"]
+        assert checks and {check.dtype for check in checks} == {"int8"} and all(check.passed for check in checks)
+        assert {check.cosine_threshold for check in checks} == {0.99}
+        quantisation = report.model.preprocessing["quantization"]
+        assert isinstance(quantisation, dict) and quantisation["dtype"] == "int8" and quantisation["calibration"]
+        assert report.model.fingerprint != plain.report().model.fingerprint
+        assert "quantization" not in plain.report().model.preprocessing
+        again = load(tmp_path, quantization="int8")
+        assert conversions == ["float32", "int8"] and np.array_equal(vectors_of(again), vectors_of(engine))
+
+    def test_calibration_is_part_of_the_fingerprint(self, tmp_path: Path) -> None:
+        for repeat in range(2):
+            for path in demo_pictures():
+                (tmp_path / f"{repeat}-{path.name}").write_bytes(path.read_bytes())
+        (tmp_path / "notes.txt").write_text("no picture")
+        plain = load(None)
+        mine, drawn = load(None, quantization="int8", calibration=tmp_path), load(None, quantization="int8")
+        assert len({engine.info.fingerprint for engine in (mine, drawn, plain)}) == 3
+        for engine in (mine, drawn):
+            assert 0.99 <= worst_cosine(vectors_of(engine), vectors_of(plain)) < 0.999999
+
+    def test_wrong_vectors_keep_it_from_serving(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(proof.GRAPH_THRESHOLDS, "int8", (0.9999999, 1e-9))
+        with pytest.raises(
+            SelfCheckFailed, match=r"int8 does not compute the right vectors: replay differs.*calibrate"
+        ):
+            load(None, quantization="int8")
+
+    @pytest.mark.parametrize(
+        ("values", "error", "words"),
+        [
+            ({"tower": "text"}, Unsupported, "int8 is for the vision tower"),
+            ({"runner": "eager"}, Unsupported, "int8 runs on OpenVINO, and this engine runs on cpu.*with eager"),
+            ({"calibration": "nowhere"}, InvalidInput, "calibration folder nowhere: No such file.*: name a folder"),
+        ],
+    )
+    def test_what_it_cannot_do_it_says(self, values: dict[str, object], error: type[Exception], words: str) -> None:
+        with pytest.raises(error, match=words):
+            load(None, quantization="int8", **values)
+
+    def test_a_folder_without_good_pictures_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidInput, match="holds 0 pictures, int8 needs at least 16"):
+            load(None, quantization="int8", calibration=tmp_path)
+        for number in range(16):
+            (tmp_path / f"{number}.jpg").write_bytes(PICTURES[number % len(PICTURES)])
+        (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+        with pytest.raises(InvalidInput, match=r"calibration picture broken\.jpg: .*: take it out of the folder"):
+            load(None, quantization="int8", calibration=tmp_path)
+
+    def test_without_nncf_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "nncf", None)
+        with pytest.raises(Unsupported, match=r"pip install 'vitfleet\[int8\]'"):
+            quantised(None, None, None)  # type: ignore[arg-type]
+
+
+def test_mapped_pages_are_dropped_and_come_back(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    size = 64 << 20
+    file.write_bytes(b"\x07" * size)
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 7 * size // mmap.PAGESIZE
+        before = psutil.Process().memory_info().rss
+        drop_mapped_pages(file)
+        assert psutil.Process().memory_info().rss <= before - 0.9 * size
+        assert mapped[size - 1] == 7
