@@ -46,6 +46,7 @@ class ServedEngine(Protocol):
     def prepare_image(self, source: bytes | RawPixels) -> Any: ...
     def prepare_text(self, text: str, overflow: Overflow) -> "TokenizedText": ...
     def grid_of(self, item: Any) -> tuple[int, ...]: ...
+    def plan_batch(self, items: Sequence[Any]) -> Sequence[int]: ...
     def forward(self, items: Sequence[Any], *, tokens: bool = False) -> Forwarded: ...
     def probe(self) -> None: ...
     def count(self, counter: str, amount: int = 1) -> None: ...
@@ -70,6 +71,13 @@ class PreparedImage:
     grid: tuple[int, ...]
 
 
+class Caller:
+    """One call, or one stream: callers take turns at the device, and hold only a few of the prepare threads."""
+
+    def __init__(self, preparing: int) -> None:
+        self.preparing = asyncio.Semaphore(preparing)
+
+
 class Pipeline:
     """Owns the threads of one replica; ended with `close`."""
 
@@ -78,30 +86,39 @@ class Pipeline:
         self._health_period_s = settings.health_period_s
         self._health_timeout_s = settings.health_forward_timeout_s
         self._workers = ThreadPoolExecutor(settings.decode_threads, thread_name_prefix="prepare")
+        # One that waits behind each that runs keeps the threads busy; more would be in other callers' way.
+        self._preparing_at_once = 2 * settings.decode_threads
         self._batcher: Batcher[_Asked] = Batcher(
-            self._forward, max_batch=engine.info.max_batch, max_waiting=settings.max_waiting_items
+            self._forward,
+            max_batch=engine.info.max_batch,
+            max_waiting=settings.max_waiting_items,
+            plan=lambda asked: engine.plan_batch([one.item for one in asked]),
         )
         self._forward_worked_at = float("-inf")
         self.ms_per_item = 0.0
 
-    async def encode_images(self, sources: Iterable[Callable[[], bytes | RawPixels]]) -> list[Outcome]:
+    def caller(self) -> Caller:
+        """A new one, for a call or a stream."""
+        return Caller(self._preparing_at_once)
+
+    async def encode_images(self, sources: Iterable[Callable[[], bytes | RawPixels]], caller: Caller) -> list[Outcome]:
         """One outcome a picture, in order; a source is read on the thread that decodes it."""
-        return await _gather(self._encode_image(source) for source in sources)
+        return await _gather(self._encode_image(source, caller) for source in sources)
 
     async def prepare_images(
-        self, sources: Iterable[Callable[[], bytes | RawPixels]]
+        self, sources: Iterable[Callable[[], bytes | RawPixels]], caller: Caller
     ) -> "list[PreparedImage | Outcome]":
         """Each picture ready for the device, or its Outcome when it has an error; nothing is computed yet."""
-        return await _gather(self._prepare(partial(self._decode_whole, source)) for source in sources)
+        return await _gather(self._prepare(partial(self._decode_whole, source), caller) for source in sources)
 
-    async def features_of(self, images: "Iterable[PreparedImage | Outcome]") -> list[Outcome]:
+    async def features_of(self, images: "Iterable[PreparedImage | Outcome]", caller: Caller) -> list[Outcome]:
         """One outcome a picture, in order, with its patch features."""
-        return await _gather(self._encode_features(image) for image in images)
+        return await _gather(self._encode_features(image, caller) for image in images)
 
-    async def encode_texts(self, texts: Iterable[str], overflow: Overflow) -> list[Outcome]:
+    async def encode_texts(self, texts: Iterable[str], overflow: Overflow, caller: Caller) -> list[Outcome]:
         """One outcome a text, in order."""
-        tokenised = await self._prepare(partial(self._tokenise, texts, overflow))
-        return await _gather(self._encode_tokens(tokens) for tokens in tokenised)
+        tokenised = await self._prepare(partial(self._tokenise, texts, overflow), caller)
+        return await _gather(self._encode_tokens(tokens, caller) for tokens in tokenised)
 
     async def check_forward(self) -> None:
         """Raises when the forward does not work: NotReady when its thread is stalled, else what the probe raised.
@@ -131,38 +148,39 @@ class Pipeline:
             self._engine.close()
         self._workers.shutdown(wait=False)
 
-    async def _encode_image(self, source: Callable[[], bytes | RawPixels]) -> Outcome:
-        prepared = await self._prepare(partial(self._decode, source))
+    async def _encode_image(self, source: Callable[[], bytes | RawPixels], caller: Caller) -> Outcome:
+        prepared = await self._prepare(partial(self._decode, source), caller)
         if isinstance(prepared, Outcome):
             return prepared
-        return await self._submit(prepared)
+        return await self._submit(prepared, caller)
 
-    async def _encode_tokens(self, tokens: "TokenizedText | Outcome") -> Outcome:
+    async def _encode_tokens(self, tokens: "TokenizedText | Outcome", caller: Caller) -> Outcome:
         if isinstance(tokens, Outcome):
             return tokens
-        return await self._submit(tokens, token_count=tokens.token_count, truncated=tokens.truncated)
+        return await self._submit(tokens, caller, token_count=tokens.token_count, truncated=tokens.truncated)
 
-    async def _encode_features(self, image: "PreparedImage | Outcome") -> Outcome:
+    async def _encode_features(self, image: "PreparedImage | Outcome", caller: Caller) -> Outcome:
         if isinstance(image, Outcome):
             return image
-        outcome = await self._submit(image.item, tokens=True)
+        outcome = await self._submit(image.item, caller, tokens=True)
         return replace(outcome, prepared_at=image.prepared_at, grid=image.grid)
 
     async def _submit(
-        self, prepared: Any, *, tokens: bool = False, token_count: int = 0, truncated: bool = False
+        self, prepared: Any, caller: Caller, *, tokens: bool = False, token_count: int = 0, truncated: bool = False
     ) -> Outcome:
         prepared_at = time.monotonic()
         try:
-            row = await self._batcher.submit(_Asked(prepared, tokens))
+            row = await self._batcher.submit(_Asked(prepared, tokens), caller=caller)
         except CALL_ERRORS:
             raise
         except Exception as error:
             return Outcome(prepared_at, None, _item_error(error), token_count, truncated)
         return Outcome(prepared_at, row, None, token_count, truncated)
 
-    async def _prepare(self, function: Callable[[], Result]) -> Result:
+    async def _prepare(self, function: Callable[[], Result], caller: Caller) -> Result:
         """`function` on a prepare thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        async with caller.preparing:
+            return await asyncio.get_running_loop().run_in_executor(self._workers, function)
 
     def _decode(self, source: Callable[[], bytes | RawPixels]) -> Any:
         """A picture ready for the device, or its Outcome when it has an error; on a prepare thread."""

@@ -15,7 +15,7 @@ from functools import partial
 from deployments import wire
 from deployments.admission import Room
 from deployments.outcomes import Outcome, check_answer_size, finish_outcomes, timings_of
-from deployments.pipeline import Pipeline, PreparedImage, ServedEngine
+from deployments.pipeline import Caller, Pipeline, PreparedImage, ServedEngine
 from deployments.settings import PoolSettings
 from encoder.engine import RawPixels
 from encoder.errors import (
@@ -57,7 +57,9 @@ class EncoderCore:
         count, size = len(request.images), request.ByteSize()
         options = self._check_batch("vision", request.options, count, size)
         async with self._call(count, size, deadline) as started:
-            outcomes, answers, finish_ms = await self._encode_images(map(_source, request.images), options.output)
+            outcomes, answers, finish_ms = await self._encode_images(
+                map(_source, request.images), options.output, self._pipeline.caller()
+            )
         self._count_errors(answers)
         return pb.EncodeImagesResponse(
             results=[pb.ImageResult(**wire.outcome_fields(answer)) for answer in answers],
@@ -70,7 +72,7 @@ class EncoderCore:
         count, size = len(request.texts), request.ByteSize()
         options = self._check_batch("text", request.options, count, size)
         async with self._call(count, size, deadline) as started:
-            outcomes = await self._pipeline.encode_texts(request.texts, options.overflow)
+            outcomes = await self._pipeline.encode_texts(request.texts, options.overflow, self._pipeline.caller())
             answers, finish_ms = finish_outcomes(outcomes, options.output)
         self._count_errors(answers)
         return pb.EncodeTextResponse(
@@ -93,9 +95,10 @@ class EncoderCore:
         """
         slots = asyncio.Semaphore(self._settings.max_stream_items)
         done: asyncio.Queue[pb.EncodeStreamResponse | None] = asyncio.Queue()
+        caller = self._pipeline.caller()
 
         async def answer(request: pb.EncodeStreamRequest) -> None:
-            done.put_nowait(await self._answer_streamed(request))
+            done.put_nowait(await self._answer_streamed(request, caller))
 
         async def read() -> None:
             async with asyncio.timeout_at(deadline), asyncio.TaskGroup() as under_way:
@@ -159,20 +162,20 @@ class EncoderCore:
             await self._pipeline.close(CLOSE_TIMEOUT_S)
 
     async def _encode_images(
-        self, sources: Iterable[Callable[[], bytes | RawPixels]], output: OutputOptions
+        self, sources: Iterable[Callable[[], bytes | RawPixels]], output: OutputOptions, caller: Caller
     ) -> tuple[list[Outcome], list[wire.Answer], float]:
         """What became of each picture, its answer, and the milliseconds of finishing."""
         if output.kind == "pooled":
-            outcomes = await self._pipeline.encode_images(sources)
+            outcomes = await self._pipeline.encode_images(sources, caller)
             return outcomes, *finish_outcomes(outcomes, output)
-        images = await self._pipeline.prepare_images(sources)
+        images = await self._pipeline.prepare_images(sources, caller)
         grids = [image.grid for image in images if isinstance(image, PreparedImage)]
         size = check_answer_size(
             grids, self._engine.info.token_dimensions, output.dtype, self._settings.max_response_bytes,
             "max_response_bytes of this pool",
         )  # fmt: skip
         with self._room.hold_answer(len(images), size):
-            outcomes = await self._pipeline.features_of(images)
+            outcomes = await self._pipeline.features_of(images, caller)
             return outcomes, *finish_outcomes(outcomes, output)
 
     def _check_batch(self, tower: str, options: pb.EncodeOptions, count: int, size: int) -> wire.CallOptions:
@@ -228,7 +231,7 @@ class EncoderCore:
             self._engine.count("calls_cancelled")
             raise
 
-    async def _answer_streamed(self, request: pb.EncodeStreamRequest) -> pb.EncodeStreamResponse:
+    async def _answer_streamed(self, request: pb.EncodeStreamRequest, caller: Caller) -> pb.EncodeStreamResponse:
         started, size = time.monotonic(), request.ByteSize()
         answer: wire.Answer
         try:
@@ -239,9 +242,9 @@ class EncoderCore:
             async with self._room.hold_when_free(1, size):
                 if kind == "image":
                     source = _source(request.image)
-                    (outcome,), (answer,), finish_ms = await self._encode_images([source], options.output)
+                    (outcome,), (answer,), finish_ms = await self._encode_images([source], options.output, caller)
                 else:
-                    (outcome,) = await self._pipeline.encode_texts([request.text], options.overflow)
+                    (outcome,) = await self._pipeline.encode_texts([request.text], options.overflow, caller)
                     (answer,), finish_ms = finish_outcomes([outcome], options.output)
         except EncoderError as error:
             answer, outcome, finish_ms = error, Outcome(started, error=error), 0.0

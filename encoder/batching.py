@@ -1,14 +1,14 @@
 """The batcher: what waits goes to the device as soon as the device is free; no timer.
 
-One task owns the queue; one dedicated thread owns the forward. An item that was cancelled, or is past its deadline,
-is dropped before it costs device time. A forward that fails is tried again item by item, so that one bad item
-fails alone.
+One task owns the queue; one dedicated thread owns the forward. Callers take turns, so that a big request does not
+starve a small one, and of what is next a plan says what goes together. An item that was cancelled, or is past its
+deadline, is dropped before it costs device time. A forward that fails is tried again item by item, so that one bad
+item fails alone.
 """
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 import numpy as np
 
 from encoder.errors import DeadlinePassed, EncoderError, NotReady, Overloaded
+from encoder.fair_queue import FairQueue
 
 Item = TypeVar("Item")
 
@@ -52,7 +53,7 @@ class BatchedRow:
     tokens: np.ndarray | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Waiting(Generic[Item]):
     item: Item
     answer: asyncio.Future[BatchedRow]
@@ -64,18 +65,25 @@ class Batcher(Generic[Item]):
     """Gathers items for one forward function.
 
     `forward` takes at most `max_batch` items and runs on the batcher's own thread, never twice at once.
-    `max_waiting` bounds the queue; beyond it `submit` raises Overloaded.
+    `max_waiting` bounds the queue; beyond it `submit` raises Overloaded. `plan` is given the next items, `max_batch` at
+    most, and says which places of them go together now, the first among them; without it all do.
     """
 
     def __init__(
-        self, forward: Callable[[Sequence[Item]], Forwarded], *, max_batch: int, max_waiting: int = 1024
+        self,
+        forward: Callable[[Sequence[Item]], Forwarded],
+        *,
+        max_batch: int,
+        max_waiting: int = 1024,
+        plan: Callable[[Sequence[Item]], Sequence[int]] | None = None,
     ) -> None:
         if max_batch < 1 or max_waiting < 1:
             raise ValueError(f"max_batch={max_batch} and max_waiting={max_waiting} must be at least 1")
         self._forward = forward
         self._max_batch = max_batch
         self._max_waiting = max_waiting
-        self._waiting: deque[_Waiting[Item]] = deque()
+        self._plan = plan
+        self._waiting: FairQueue[_Waiting[Item]] = FairQueue()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
         self._worker: asyncio.Task[None] | None = None
@@ -86,11 +94,12 @@ class Batcher(Generic[Item]):
         """Items that wait for the device now."""
         return len(self._waiting)
 
-    async def submit(self, item: Item, deadline: float | None = None) -> BatchedRow:
+    async def submit(self, item: Item, deadline: float | None = None, caller: Hashable = None) -> BatchedRow:
         """The item's row, once its forward is through.
 
-        `deadline` is a time of the running loop's clock. Raises Overloaded when too much waits, DeadlinePassed when
-        the deadline goes by before the forward starts, NotReady after `close`, and what the forward raised for it.
+        Items of one `caller` stay in order and take turns with those of others. `deadline` is a time of the running
+        loop's clock. Raises Overloaded when too much waits, DeadlinePassed when the deadline goes by before the forward
+        starts, NotReady after `close`, and what the forward raised for it.
         """
         if self._closed:
             raise NotReady("this replica is shutting down: try another one")
@@ -100,7 +109,7 @@ class Batcher(Generic[Item]):
         if self._worker is None:
             self._worker = loop.create_task(self._run(), name="batcher")
         entry = _Waiting(item, loop.create_future(), deadline, loop.time())
-        self._waiting.append(entry)
+        self._waiting.push(caller, entry)
         self._arrived.set()
         return await entry.answer
 
@@ -113,8 +122,8 @@ class Batcher(Generic[Item]):
     async def close(self) -> None:
         """Refuses what waits, lets the forward under way end, and ends the thread."""
         self._closed = True
-        while self._waiting:
-            _refuse(self._waiting.popleft(), NotReady("this replica is shutting down: try another one"))
+        for entry in self._waiting.drain():
+            _refuse(entry, NotReady("this replica is shutting down: try another one"))
         self._arrived.set()
         if self._worker is not None:
             await self._worker
@@ -128,17 +137,17 @@ class Batcher(Generic[Item]):
                 await self._answer(batch)
 
     def _take(self) -> list[_Waiting[Item]]:
-        now = asyncio.get_running_loop().time()
-        batch: list[_Waiting[Item]] = []
-        while self._waiting and len(batch) < self._max_batch:
-            entry = self._waiting.popleft()
-            if entry.answer.done():  # its caller has gone
+        """The next batch, without those that need no answer any more; empty when nobody waits."""
+        while candidates := self._waiting.first(self._max_batch):
+            stale = [(caller, entry) for caller, entry in candidates if _is_stale(entry)]
+            if stale:
+                self._waiting.take(stale)
                 continue
-            if entry.deadline is not None and now >= entry.deadline:
-                _refuse(entry, DeadlinePassed("the deadline went by while the item waited for the device"))
-                continue
-            batch.append(entry)
-        return batch
+            entries = [entry for _, entry in candidates]
+            places = self._plan([entry.item for entry in entries]) if self._plan else range(len(entries))
+            self._waiting.take(candidates[place] for place in places)
+            return [entries[place] for place in places]
+        return []
 
     async def _answer(self, batch: list[_Waiting[Item]]) -> None:
         loop = asyncio.get_running_loop()
@@ -182,3 +191,11 @@ class Batcher(Generic[Item]):
 def _refuse(entry: "_Waiting[Item]", error: Exception) -> None:
     if not entry.answer.done():
         entry.answer.set_exception(error)
+
+
+def _is_stale(entry: "_Waiting[Item]") -> bool:
+    """Whether its caller has gone, or its deadline has, which it is told."""
+    late = entry.deadline is not None and asyncio.get_running_loop().time() >= entry.deadline
+    if late:
+        _refuse(entry, DeadlinePassed("the deadline went by while the item waited for the device"))
+    return entry.answer.done()

@@ -24,6 +24,7 @@ from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
+from encoder.graphs.plan import BatchPlan
 from encoder.graphs.proof import in_one_line
 from encoder.graphs.registry import choose_runner
 from encoder.graphs.runner import Bucket, Calibration, GraphLimits, RunnerOptions
@@ -98,6 +99,7 @@ class Engine:
         self._golden = tower.golden_items()
         self._dispatcher: Dispatcher
         self._forward: BucketedForward
+        self._plan: BatchPlan
         self.info = describe_model(
             tower, checkpoint, settings, self._decoder.policy, self._dtype_name, self._options.int8
         )
@@ -143,6 +145,10 @@ class Engine:
         if not isinstance(self._tower, TextTower):
             raise Unsupported(f"{self.info.name}: this engine serves the vision tower and takes no texts")
         return self._tower.pipeline.encode(text, overflow=overflow)
+
+    def plan_batch(self, items: Sequence[Any]) -> list[int]:
+        """Places of the prepared items, in the order they wait, that should be forwarded together now; any thread."""
+        return self._plan.choose([self._tower.length_of(item) for item in items])
 
     def grid_of(self, item: Any) -> tuple[int, ...]:
         """Shape of a prepared item's patch features, e.g. rows and columns; empty when the tower gives none."""
@@ -241,6 +247,7 @@ class Engine:
         """Ready: what only the start needed is given back, the weights themselves where no batch will run eager."""
         self._notes.extend(note for note in self._forward.notes if note not in self._notes)
         self._forward.settle()
+        self._plan = BatchPlan(self._forward.records)
         if self._forward.never_eager and self._forward.runner_name == "openvino":
             self._tower.module.to("meta")  # the compiled model has weights of its own
         trim()

@@ -161,3 +161,39 @@ async def test_call_runs_on_the_forward_thread() -> None:
     await batcher.submit(1)
     assert await batcher.call(threading.get_ident) in forward.threads
     await batcher.close()
+
+
+async def test_a_small_request_is_not_behind_a_big_one() -> None:
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=4)
+    big = [asyncio.create_task(batcher.submit(i, caller="big")) for i in range(20)]
+    await until(lambda: len(forward.batches) == 1)
+    small = asyncio.create_task(batcher.submit(100, caller="small"))
+    await until(lambda: batcher.waiting == 17)
+    forward.gate.set()
+    await asyncio.gather(*big, small)
+    assert 100 in forward.batches[1] and [i for batch in forward.batches for i in batch if i < 100] == list(range(20))
+    await batcher.close()
+
+
+async def test_the_plan_says_what_goes_together() -> None:
+    """Here: even numbers with even ones. What is left out keeps its place."""
+    forward = Forward()
+    forward.gate.clear()
+    seen: list[list[int]] = []
+
+    def alike(items: Sequence[int]) -> list[int]:
+        seen.append(list(items))
+        return [place for place, item in enumerate(items) if item % 2 == items[0] % 2]
+
+    batcher = Batcher(forward, max_batch=4, plan=alike)
+    first = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    rest = [asyncio.create_task(batcher.submit(i)) for i in (1, 2, 3, 4, 5, 6)]
+    await until(lambda: batcher.waiting == 6)
+    forward.gate.set()
+    rows = await asyncio.gather(first, *rest)
+    assert forward.batches == [[0], [1, 3], [2, 4, 6], [5]] and seen[1:] == [[1, 2, 3, 4], [2, 4, 5, 6], [5]]
+    assert [row.vector[0] for row in rows] == [2.0 * i for i in range(7)]
+    await batcher.close()

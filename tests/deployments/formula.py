@@ -109,6 +109,9 @@ class FormulaEngine:
     def grid_of(self, item: Prepared) -> tuple[int, ...]:
         return GRID
 
+    def plan_batch(self, items: Sequence[Prepared | TokenizedText]) -> Sequence[int]:
+        return range(len(items))
+
     def forward(self, items: Sequence[Prepared | TokenizedText], *, tokens: bool = False) -> ForwardResult:
         assert self.gate.wait(20)
         if any(isinstance(item, Prepared) and item.poison for item in items):

@@ -38,6 +38,10 @@ async def until(condition, limit_s: float = 10.0) -> None:
             await asyncio.sleep(0.005)
 
 
+async def _of(call):
+    return await call
+
+
 class TestImages:
     async def test_each_image_gets_its_own_vector_in_order(self):
         sources = [b"a", b"bb", b"ccc", b"dd", b"e", b"f"]
@@ -48,6 +52,25 @@ class TestImages:
             assert result.embedding.dimensions == DIMENSIONS
             assert result.embedding.dtype == pb.EMBEDDING_DTYPE_FLOAT32
             np.testing.assert_allclose(floats(result.embedding), unit(vector_of(seed_of(source))), rtol=1e-6)
+
+    async def test_a_small_request_is_decoded_between_a_big_ones_pictures(self):
+        decoded: list[bytes] = []
+
+        class Noting(FormulaEngine):
+            def prepare_image(self, source):
+                decoded.append(source)
+                return super().prepare_image(source)
+
+        engine = Noting()
+        engine.decode_gate.clear()
+        async with serving(engine) as (client, _):
+            big = asyncio.create_task(_of(client.EncodeImages(images(*(b"big%d" % i for i in range(30))))))
+            await until(lambda: len(decoded) == 2)
+            small = asyncio.create_task(_of(client.EncodeImages(images(b"small"))))
+            await asyncio.sleep(0.3)  # it arrives while nothing moves
+            engine.decode_gate.set()
+            await asyncio.gather(big, small)
+        assert decoded.index(b"small") <= 6 and len(decoded) == 31
 
     async def test_pixels_are_taken_too(self):
         pixels = pb.RawPixels(data=b"\x01\x02\x03\x04\x05\x06", height=1, width=2, channels=3)
