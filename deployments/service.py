@@ -33,6 +33,7 @@ from encoder.memory import trim
 from encoder.outputs import NonFiniteVector, OutputOptions, check_options
 from encoder.v1 import encoder_pb2 as pb
 
+NAMES = {"vision": "images", "text": "texts"}
 RETRY_DELAY_BOUNDS_S = (0.05, 5.0)
 CLOSE_TIMEOUT_S = 10.0
 TRIM_AFTER_BYTES = 64 * 1024 * 1024
@@ -198,10 +199,10 @@ class EncoderCore:
         self._check_model(parsed.model)
         info = self._engine.info
         if tower != info.tower:
-            raise Unsupported(
-                f"pool {self._identity.pool!r} serves the {info.tower} tower of {info.name}, not its {tower} tower: "
-                "ask a pool that does"
-            )
+            reason = f"{info.name} is a {info.family} model, for pictures alone: it has no text tower"
+            if not info.vision_only:
+                reason = f"it serves the {info.tower} tower of {info.name}, not its {tower} tower: ask a pool that does"
+            raise Unsupported(f"pool {self._identity.pool!r} takes no {NAMES[tower]}: {reason}")
         if parsed.output.kind == "pooled":
             check_options(parsed.output, info.dimensions)
         elif not info.token_dimensions:

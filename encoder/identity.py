@@ -49,6 +49,7 @@ def describe_model(
         max_tokens=spec.max_tokens,
         token_dimensions=spec.token_dimensions,
         token_features=spec.token_features,
+        vision_only=spec.vision_only,
         compute_dtype=dtype if int8 is None else "int8",
         max_batch=max(settings.buckets),
         logit_scale=spec.logit_scale,

@@ -35,6 +35,7 @@ class ModelInfo:
     logit_scale: float = 0.0
     token_dimensions: int = 0
     token_features: str = ""
+    vision_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from encoder.errors import CheckpointError
 from encoder.golden import golden_pictures, golden_texts
 from encoder.models.tower import Tower
 from encoder.preprocess.text import TextPipeline, TokenizedText
@@ -25,13 +26,23 @@ class VisionTower(Tower[Item]):
 
 
 class PictureTower(VisionTower[np.ndarray]):
-    """Items are uint8 pixels [3, H, W], resized and cropped; inputs are float32 [n, 3, H, W], normalised."""
+    """Items are pixels [3, H, W] as `ImageTransform.resize_crop` gives them; inputs are normalised, [n, 3, H, W]."""
 
     transform: ImageTransform
     patch_size: int
 
     def prepare(self, pixels: np.ndarray) -> np.ndarray:
         return self.transform.resize_crop(pixels)
+
+    def require_size(self, name: str, image_size: Any) -> None:
+        """Raises CheckpointError when the image processor's output has not the size the model's positions are for."""
+        side = one_side(name, "image_size", image_size)
+        if self.transform.output_size != (side, side):
+            height, width = self.transform.output_size
+            raise CheckpointError(
+                f"{name}: its image processor gives pictures of {height}x{width}, its model takes {side}x{side}: "
+                "correct preprocessor_config.json"
+            )
 
     def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
         height, width = item.shape[1:]
@@ -41,10 +52,18 @@ class PictureTower(VisionTower[np.ndarray]):
         return {"pixel_values": torch.from_numpy(self.transform.normalize(np.stack(items)))}
 
     def golden_items(self) -> list[np.ndarray]:
-        return golden_pictures(*self.transform.output_size)
+        return [self.transform.of_levels(picture) for picture in golden_pictures(*self.transform.output_size)]
 
     def describe_preprocessing(self) -> dict[str, Any]:
         return self.transform.describe()
+
+
+def one_side(name: str, setting: str, value: Any) -> int:
+    """The side of what is square; raises CheckpointError for another shape."""
+    sides = set(value) if isinstance(value, list | tuple) else {value}
+    if len(sides) != 1:
+        raise CheckpointError(f"{name}: {setting}={value} is not square, which no family here serves")
+    return int(sides.pop())
 
 
 class TextTower(Tower[TokenizedText]):

@@ -23,7 +23,9 @@ class SiglipVision(PictureTower):
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config: Any = SiglipConfig.from_dict(checkpoint.config)
         vision = config.vision_config
+        self.patch_size = vision.patch_size
         self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.require_size(checkpoint.name, vision.image_size)
         self.spec = TowerSpec(
             family="siglip",
             tower="vision",
@@ -34,7 +36,6 @@ class SiglipVision(PictureTower):
             token_dimensions=vision.hidden_size,
             token_features="last layer, after the last norm, before the pooling head",
         )
-        self.patch_size = vision.patch_size
         self.module = load_weights(checkpoint, SiglipVisionModel)
 
     def forward(self, inputs: Inputs) -> TowerOutput:

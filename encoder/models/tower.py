@@ -52,6 +52,7 @@ class TowerSpec:
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
     `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
     `token_multiple`: what the token counts of packed items are multiples of. `windows`: of a packed tower's layers.
+    `vision_only`: the architecture has no text tower at all.
     """
 
     family: str
@@ -67,6 +68,7 @@ class TowerSpec:
     token_features: str = ""
     token_multiple: int = 1
     windows: Windows | None = None
+    vision_only: bool = False
 
 
 class Tower(ABC, Generic[Item]):
@@ -114,10 +116,17 @@ class Tower(ABC, Generic[Item]):
 
 
 FAMILIES: dict[str, str] = {
+    "aimv2": "encoder.models.aimv2:load_tower",
+    "aimv2_vision_model": "encoder.models.aimv2:load_tower",
     "clip": "encoder.models.clip:load_tower",
+    "dinov2": "encoder.models.dinov2:load_tower",
+    "dinov2_with_registers": "encoder.models.dinov2:load_tower",
+    "dinov3_vit": "encoder.models.dinov3:load_tower",
+    "metaclip_2": "encoder.models.metaclip_2:load_tower",
     "siglip": "encoder.models.siglip:load_tower",
     "siglip2": "encoder.models.siglip2:load_tower",
     "siglip2_vision_model": "encoder.models.siglip2:load_tower",
+    "vit": "encoder.models.vit:load_tower",
 }
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,27 +12,36 @@ from encoder.attention.hf import ATTENTION_NAME, register_bridge
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
 
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+
 
 def load_weights(
-    checkpoint: Checkpoint, model_class: Any, *, config: Any = None, key_mapping: Mapping[str, str] | None = None
+    checkpoint: Checkpoint,
+    model_class: Any,
+    *,
+    config: Any = None,
+    key_mapping: Mapping[str, str] | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> torch.nn.Module:
     """The module in float32 on the CPU, in eval mode; raises CheckpointError when a weight is missing or misshapen.
 
     Weights that the module has no place for are not read. `config`: of the part that `model_class` is, where the
     checkpoint's is of a whole model. `key_mapping`: regular expressions for names there, and what stands for them here.
+    `arguments`: of the model's constructor.
     """
     register_bridge()
+    given = dict(arguments) if config is None else {"config": config, **arguments}
     try:
         with _quiet_transformers():
             module, info = model_class.from_pretrained(
                 checkpoint.folder,
-                config=config,
                 key_mapping=dict(key_mapping or {}) or None,
                 attn_implementation=ATTENTION_NAME,
                 dtype=torch.float32,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
+                **given,
             )
     except Exception as error:  # safetensors, transformers and torch each raise their own
         raise _unreadable(checkpoint, error) from None

@@ -1,7 +1,7 @@
 """A checkpoint's image processor settings, read strictly: what is not understood is an error that names it.
 
-Facts (transformers 5.24): the defaults of the processor classes in `models/{clip,siglip,vit,bit}`, the forms of sizes
-in `image_processing_utils.get_size_dict`; null means the class' default.
+Facts (transformers 5.24): the defaults of the processor classes in `models/{clip,siglip,vit,bit,dinov3_vit}`, the
+forms of sizes in `image_processing_utils.get_size_dict`; null means the class' default.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,8 @@ Triple = tuple[float, float, float]
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 FILTER_NAMES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 _COMMON: dict[str, Any] = {"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
@@ -41,7 +43,16 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "Bit": _CLIP,
     "Siglip": {**_SQUASHED, "resample": 3, "default_to_square": False},
     "ViT": {**_SQUASHED, "resample": 2, "default_to_square": True},
+    "DINOv3ViT": {
+        **_SQUASHED,
+        "resample": 2,
+        "default_to_square": True,
+        "image_mean": IMAGENET_MEAN,
+        "image_std": IMAGENET_STD,
+    },
 }
+# Rescale before they resize, and so resize floats.
+RESCALE_FIRST = frozenset({"DINOv3ViT"})
 _CLASS_SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor", "Processor")
 _CLASS_KEYS = ("image_processor_type", "feature_extractor_type", "processor_class")
 
@@ -80,7 +91,10 @@ _ONLY_OFF = frozenset(
 
 @dataclass(frozen=True)
 class ProcessorSettings:
-    """What an image processor does, in its order: resize, crop, rescale, normalise. None: that step is left out."""
+    """What an image processor does, in its order: resize, crop, rescale, normalise. None: that step is left out.
+
+    `rescale_first`: the order is rescale, resize, crop, normalise.
+    """
 
     resize: Resize | None
     filter_name: str
@@ -88,6 +102,7 @@ class ProcessorSettings:
     rescale_factor: float | None
     mean: Triple | None
     std: Triple | None
+    rescale_first: bool = False
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -109,7 +124,8 @@ def read_processor_settings(config: Mapping[str, Any]) -> ProcessorSettings:
     """
     nested = config.get("image_processor")
     given = nested if isinstance(nested, Mapping) else config
-    defaults = _class_defaults(given)
+    name = _class_name(given)
+    defaults = CLASS_DEFAULTS[name]
     _refuse_unknown(given, defaults)
     merged = {key: default if given.get(key) is None else given[key] for key, default in defaults.items()}
     size = _size(merged["size"], "size", square=_flag(merged, "default_to_square"))
@@ -121,10 +137,11 @@ def read_processor_settings(config: Mapping[str, Any]) -> ProcessorSettings:
         rescale_factor=_positive(merged["rescale_factor"], "rescale_factor") if rescale else None,
         mean=_triple(merged["image_mean"], "image_mean") if normalize else None,
         std=_std(merged["image_std"]) if normalize else None,
+        rescale_first=name in RESCALE_FIRST,
     )
 
 
-def _class_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def _class_name(given: Mapping[str, Any]) -> str:
     name = next((given[key] for key in _CLASS_KEYS if given.get(key)), None)
     known = ", ".join(CLASS_DEFAULTS)
     if name is None:
@@ -134,7 +151,7 @@ def _class_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         stem = stem.removesuffix(suffix)
     if stem not in CLASS_DEFAULTS:
         raise CheckpointError(f"image processor: type {name} is not known here; known are {known}")
-    return CLASS_DEFAULTS[stem]
+    return stem
 
 
 def _refuse_unknown(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

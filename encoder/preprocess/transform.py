@@ -5,6 +5,8 @@ interpolation, a crop that floors, one fused rescale and normalise in float32. t
 instructions give the same bits (torchvision takes floats for bilinear without AVX2; this does not).
 `pil`: bit for bit what transformers' PIL processor gives: Pillow's resize, the numpy crop, a rescale that goes through
 float64, then normalise. It differs from `torch` by a level here and there, and is slower.
+
+A processor that rescales first (DINOv3's) resizes floats: what it gives between is float32, and only `torch` has it.
 """
 
 from collections.abc import Mapping
@@ -42,6 +44,8 @@ class ImageTransform:
     def from_config(cls, preprocessor_config: Mapping[str, Any], mode: Mode) -> "ImageTransform":
         """Reads preprocessor_config.json (or processor_config.json); raises CheckpointError, naming the setting."""
         settings = read_processor_settings(preprocessor_config)
+        if settings.rescale_first:
+            _check_rescale_first(settings, mode)
         _ = settings.output_size
         return cls(mode, settings) if settings.resize is None else cls.without_size(settings, mode)
 
@@ -58,7 +62,12 @@ class ImageTransform:
         return self.settings.output_size
 
     def resize_crop(self, pixels: np.ndarray) -> np.ndarray:
-        """RGB uint8 [h, w, 3] to uint8 [3, H, W], contiguous. Raises InvalidImage where a side would shrink to 0."""
+        """RGB uint8 [h, w, 3] to uint8 [3, H, W], contiguous; float32 where the checkpoint rescales first.
+
+        Raises InvalidImage where a side would shrink to 0.
+        """
+        if self.settings.rescale_first:
+            return self._rescaled_resized(pixels)
         height, width, _ = pixels.shape
         resize, crop = self.settings.resize, self.settings.crop
         if resize is not None:
@@ -75,9 +84,17 @@ class ImageTransform:
         padded[:, rows.offset : rows.offset + rows.length, columns.offset : columns.offset + columns.length] = kept
         return padded
 
+    def of_levels(self, levels: np.ndarray) -> np.ndarray:
+        """A picture uint8 [3, H, W] of the output's size as `resize_crop` would give it."""
+        factor = self.settings.rescale_factor
+        if not self.settings.rescale_first or factor is None:
+            return levels
+        return np.asarray(levels.astype(np.float32) * np.float32(factor))
+
     def normalize(self, batch: np.ndarray) -> np.ndarray:
-        """uint8 [n, 3, H, W] to float32 [n, 3, H, W]: the rescale and normalise steps that the checkpoint has."""
-        settings, factor = self.settings, self.settings.rescale_factor
+        """What `resize_crop` gives, [n, 3, H, W], to float32: the rescale and normalise steps that are left."""
+        settings = self.settings
+        factor = None if settings.rescale_first else settings.rescale_factor
         if self.mode == "pil" and factor is not None:
             levels = (np.arange(256, dtype=np.float64) * factor).astype(np.float32)
             out = np.take(levels, batch)
@@ -108,7 +125,18 @@ class ImageTransform:
             "mean": None if settings.mean is None else list(settings.mean),
             "std": None if settings.std is None else list(settings.std),
             "output_size": list(self.output_size),
+            **({"order": "rescale, resize, normalize"} if settings.rescale_first else {}),
         }
+
+    def _rescaled_resized(self, pixels: np.ndarray) -> np.ndarray:
+        height, width = self.output_size
+        levels = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        source = torch.from_numpy(self.of_levels(levels))[None]
+        if source.shape[2:] != (height, width):
+            source = torch.nn.functional.interpolate(
+                source, size=(height, width), mode=self.settings.filter_name, antialias=True, align_corners=False
+            )
+        return np.ascontiguousarray(source[0].numpy())
 
     def _kept(self, pixels: np.ndarray, size: tuple[int, int], rows: Span, columns: Span) -> np.ndarray:
         """The rows and columns that a crop keeps of the picture resized to `size`, uint8 [rows, columns, 3]."""
@@ -138,3 +166,13 @@ class ImageTransform:
             source, size=(height, width), mode=self.settings.filter_name, antialias=True, align_corners=False
         )
         return resized[0].permute(1, 2, 0).numpy()
+
+
+def _check_rescale_first(settings: ProcessorSettings, mode: Mode) -> None:
+    if mode != "torch":
+        raise CheckpointError("image processor: it rescales before it resizes: set the preprocess mode to 'torch'")
+    if settings.rescale_factor is None or settings.resize is None or settings.resize.edge != "squash" or settings.crop:
+        raise CheckpointError(
+            "image processor: one that rescales before it resizes needs do_rescale, do_resize, a size of height and "
+            "width, and no crop"
+        )

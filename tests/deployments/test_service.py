@@ -1,6 +1,7 @@
 """EncoderCore over plain gRPC with an engine whose vectors are a formula: every answer a client can get."""
 
 import asyncio
+import dataclasses
 import threading
 from collections import Counter
 
@@ -191,6 +192,14 @@ class TestWholeCallErrors:
             failed = await failure(client.EncodeText(pb.EncodeTextRequest(texts=["a"])))
         assert failed.code() is Code.FAILED_PRECONDITION
         assert "serves the vision tower of formula, not its text tower" in failed.details()
+
+    async def test_a_model_for_pictures_alone_says_why_it_takes_no_texts(self):
+        engine = FormulaEngine("vision")
+        engine.info = dataclasses.replace(engine.info, vision_only=True)
+        async with serving(engine) as (client, _):
+            failed = await failure(client.EncodeText(pb.EncodeTextRequest(texts=["a"])))
+        assert failed.code() is Code.FAILED_PRECONDITION
+        assert "formula is a clip model, for pictures alone: it has no text tower" in failed.details()
 
     async def test_overload_says_when_to_come_back(self):
         engine = FormulaEngine()

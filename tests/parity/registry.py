@@ -4,7 +4,7 @@ from importlib import import_module
 
 from tests.parity.cases import Case
 
-MODULES = ("tests.parity.dual",)
+MODULES = ("tests.parity.dual", "tests.parity.vision_only")
 
 
 def all_cases() -> dict[str, Case]:
