@@ -131,7 +131,9 @@ class PoolReplica:
 
         loop = asyncio.get_running_loop()
         try:
-            engine = await loop.run_in_executor(None, Engine.load, self._settings.engine, self._publish_stage)
+            engine = await loop.run_in_executor(
+                None, Engine.load, self._settings.engine_on_its_cpus, self._publish_stage
+            )
         except EncoderError as error:
             self._publish_stage(FAILED_STAGE + wire.one_line(str(error)))
             raise

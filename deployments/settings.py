@@ -84,6 +84,13 @@ class PoolSettings(BaseModel):
     max_ongoing_requests: int = Field(256, ge=1, description="calls one replica works on at once")
     max_queued_requests: int = Field(256, ge=-1, description="calls that wait for a slot; -1 is no bound")
 
+    @property
+    def engine_on_its_cpus(self) -> EngineSettings:
+        """The engine's settings with as many threads as the claim has CPUs: replicas of a node share its cores."""
+        if self.engine.threads is not None:
+            return self.engine
+        return self.engine.model_copy(update={"threads": max(1, int(self.num_cpus))})
+
     @model_validator(mode="after")
     def _fits_together(self) -> "PoolSettings":
         if self.max_items_per_request > self.max_waiting_items:

@@ -94,7 +94,9 @@ class EngineSettings(BaseModel):
     cache_dir: Path | None = Field(
         default_factory=default_cache_dir, description="where start-ups keep converted models; null: nowhere"
     )
-    threads: int | None = Field(None, gt=0, description="CPU threads of the forward; empty: what torch takes")
+    threads: int | None = Field(
+        None, gt=0, description="CPU threads of the forward; empty: a pool's num_cpus, else what torch takes"
+    )
     self_check: bool = Field(True, description="prove the vectors at start; only benchmarks turn it off")
 
     @field_validator("buckets", "text_lengths")

@@ -109,3 +109,12 @@ def serve_constants() -> str:
     ray = find_spec("ray")
     assert ray is not None and ray.origin is not None
     return (Path(ray.origin).parent / "serve" / "_private" / "constants.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "threads"),
+    [({}, 1), ({"num_cpus": 4}, 4), ({"num_cpus": 0.5}, 1), ({"num_cpus": 8, "engine": {"threads": 3}}, 3)],
+)
+def test_threads_are_the_claims(values: dict[str, object], threads: int) -> None:
+    settings = parse_pool_settings({"name": "vision-cpu", "engine": {}, **values})
+    assert settings.engine_on_its_cpus.threads == threads
