@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
+# Files of tests that run side by side.
+TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-quick test-long fuzz lint types parity k8s proto lock clean
@@ -28,8 +30,8 @@ serve: $(READY) ## serve the demo model on this machine until Ctrl-C
 	@$(BIN)/vitfleet serve
 
 test: lint types ## every check and every test
-	@echo "running the tests"
-	@$(BIN)/python -m pytest
+	@echo "running the tests, $(TEST_JOBS) at a time"
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 test-quick: $(READY) ## the tests that start no Ray
 	@$(BIN)/python -m pytest -m "not serve and not long"
