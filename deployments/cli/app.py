@@ -182,3 +182,14 @@ def check(
         "strict_backend": strict_backend,
     }
     run_check(engine, tower=tower, buckets=buckets, as_json=json)
+
+
+@app.command(name="add-check")
+def add_check(
+    path: Annotated[str, typer.Argument(help="A checkpoint's folder, or 'demo'.", show_default=False)],
+    json: AsJson = False,
+) -> None:
+    """Say what an unknown checkpoint is, what would be served of it and what is missing; reads no weights' values."""
+    from deployments.cli.firstaid import run_add_check
+
+    run_add_check(path, as_json=json)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from encoder.errors import CheckpointError
+from encoder.models.headers import WeightHeaders
 
 DEMO = "demo"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -23,12 +24,16 @@ REVISION_FILES = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on disk. `revision`: the hub's commit, or a digest of the files that decide the vectors."""
+    """A checkpoint on disk. `revision`: the hub's commit, or a digest of the files that decide the vectors.
+
+    `headers`: given when the weights' values are not to be read, only whether they are there.
+    """
 
     name: str
     folder: Path
     revision: str
     config: dict[str, Any]
+    headers: WeightHeaders | None = None
 
     @property
     def model_type(self) -> str:

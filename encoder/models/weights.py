@@ -1,8 +1,11 @@
 """Loads the weights of one tower with transformers: safetensors only, from disk only, and whole or not at all."""
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 from encoder.attention.hf import ATTENTION_NAME, register_bridge
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
+from encoder.models.headers import WeightHeaders, missing_tensors
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -30,6 +34,8 @@ def load_weights(
     `arguments`: of the model's constructor.
     """
     register_bridge()
+    if checkpoint.headers is not None:
+        return _without_values(checkpoint, checkpoint.headers, model_class, config, key_mapping, arguments)
     given = dict(arguments) if config is None else {"config": config, **arguments}
     try:
         with _quiet_transformers():
@@ -45,14 +51,40 @@ def load_weights(
             )
     except Exception as error:  # safetensors, transformers and torch each raise their own
         raise _unreadable(checkpoint, error) from None
-    wrong = sorted(info["missing_keys"]) + [str(entry[0]) for entry in info.get("mismatched_keys", [])]
+    _refuse(checkpoint, sorted(info["missing_keys"]) + [str(entry[0]) for entry in info.get("mismatched_keys", [])])
+    loaded: torch.nn.Module = module.eval().requires_grad_(False)
+    return loaded
+
+
+def _without_values(
+    checkpoint: Checkpoint,
+    headers: WeightHeaders,
+    model_class: Any,
+    config: Any,
+    key_mapping: Mapping[str, str] | None,
+    arguments: Mapping[str, Any],
+) -> torch.nn.Module:
+    """The module on the meta device, once the headers say that its weights are there."""
+    try:
+        with _quiet_transformers(), torch.device("meta"):
+            found = config or model_class.config_class.from_pretrained(checkpoint.folder)
+            module: torch.nn.Module = model_class(found, **arguments)
+    except Exception as error:
+        raise _unreadable(checkpoint, error) from None
+    named = {
+        reduce(lambda given, rule: re.sub(rule[0], rule[1], given), (key_mapping or {}).items(), name): tensor
+        for name, tensor in headers.tensors.items()
+    }
+    _refuse(checkpoint, missing_tensors(replace(headers, tensors=named), module.state_dict()))
+    return module.eval()
+
+
+def _refuse(checkpoint: Checkpoint, wrong: Sequence[str]) -> None:
     if wrong:
         shown = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise CheckpointError(
             f"{checkpoint.name}: weights are missing or have another shape than config.json says: {shown}"
         )
-    loaded: torch.nn.Module = module.eval().requires_grad_(False)
-    return loaded
 
 
 def read_scalar(checkpoint: Checkpoint, name: str) -> float | None:
