@@ -1,4 +1,4 @@
-"""First aid for unknown checkpoints: what is told, what to do next, and the exit code; weights' values are never read."""
+"""First aid for unknown checkpoints: what is told, what to do next, the exit code; no value of a weight is read."""
 
 import json
 import resource
