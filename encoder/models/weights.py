@@ -1,11 +1,9 @@
 """Loads the weights of one tower with transformers: safetensors only, from disk only, and whole or not at all."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from encoder.attention.hf import ATTENTION_NAME, register_bridge
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.headers import WeightHeaders, missing_tensors
+from encoder.models.headers import TensorHeader, WeightHeaders, missing_tensors
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -71,12 +69,36 @@ def _without_values(
             module: torch.nn.Module = model_class(found, **arguments)
     except Exception as error:
         raise _unreadable(checkpoint, error) from None
-    named = {
-        reduce(lambda given, rule: re.sub(rule[0], rule[1], given), (key_mapping or {}).items(), name): tensor
-        for name, tensor in headers.tensors.items()
-    }
+    named = _as_the_module_names_them(module, headers, key_mapping)
     _refuse(checkpoint, missing_tensors(replace(headers, tensors=named), module.state_dict()))
     return module.eval()
+
+
+def _as_the_module_names_them(
+    module: Any, headers: WeightHeaders, key_mapping: Mapping[str, str] | None
+) -> dict[str, TensorHeader]:
+    """The tensors under the names that transformers loads them by: checkpoints keep those of the past.
+
+    Of a tensor that is split or merged on its way the parts are taken for right when the whole is there.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    expected = module.state_dict()
+    rules = get_model_conversion_mapping(module, dict(key_mapping or {}) or None)
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    named: dict[str, TensorHeader] = {}
+    for name, tensor in headers.tensors.items():
+        found, pattern = rename_source_key(name, renamings, converters, module.base_model_prefix, expected)
+        if pattern is None:
+            named[found] = tensor
+            continue
+        targets = next(rule.target_patterns for rule in converters if pattern in rule.source_patterns)
+        for part in (found.replace(targets[0], target) for target in targets):
+            if part in expected:
+                named[part] = replace(tensor, shape=tuple(expected[part].shape))
+    return named
 
 
 def _refuse(checkpoint: Checkpoint, wrong: Sequence[str]) -> None:

@@ -16,9 +16,15 @@ from deployments.cli.app import app
 from encoder.demo import demo_model_path
 from encoder.engine import Engine
 from encoder.errors import CheckpointError
+from encoder.models.checkpoint import find_checkpoint
 from encoder.models.firstaid import FirstAid, examine
 from encoder.models.headers import read_headers
-from encoder.settings import parse_engine_settings
+from encoder.models.tower import load_tower
+from encoder.settings import EngineSettings, parse_engine_settings
+from tests.parity.cases import Case
+from tests.parity.registry import all_cases
+
+CASES = all_cases()
 
 
 @pytest.fixture
@@ -76,6 +82,18 @@ class TestGood:
         found = examine(str(folder))
         assert bad(found) == {} and found.served and found.towers[0].head_dims == {128}
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2_000_000  # KiB
+
+    @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+    def test_the_vision_tower_of_every_family_is_told_without_its_weights(self, case: Case, tmp_path: Path) -> None:
+        folder = case.write(tmp_path / case.name, "small")
+        found = examine(str(folder))
+        assert "vision" not in bad(found) and "weights" not in bad(found) and "family" not in bad(found)
+        loaded = load_tower(find_checkpoint(str(folder)), EngineSettings(model=str(folder)))
+        told = next(spec for spec in found.towers if spec.tower == "vision")
+        assert told == loaded.spec
+        if loaded.spec.vision_only:
+            assert found.served
+            assert any(one.topic == "text" and one.told.startswith("none") for one in found.findings)
 
     def test_shards(self, folder: Path) -> None:
         model = CLIPModel.from_pretrained(folder)
