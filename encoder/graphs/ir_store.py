@@ -16,7 +16,7 @@ from pathlib import Path
 from encoder.attention.dispatch import CallTrace
 
 MODEL, WEIGHTS, FACTS = "model.xml", "model.bin", "facts.json"
-KEPT_ENTRIES = 16
+KEPT_ENTRIES = 8
 
 
 class IrStore:
