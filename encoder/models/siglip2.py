@@ -17,7 +17,7 @@ from encoder.attention.hf import attention
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.halves import TextTower
-from encoder.models.packed import PackedPictures
+from encoder.models.packed import GOLDEN_GRIDS, PackedPictures
 from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.models.weights import learned_scale, load_weights
 from encoder.preprocess.text import TextPipeline
@@ -30,7 +30,7 @@ PLACES = "places"
 class Siglip2Vision(PackedPictures):
     """Pooled by an attention head of its own; features are the last layer's, after the last norm."""
 
-    golden_grids = ((3, 5), (1, 7), (9, 7), (16, 16), (13, 19), (4, 12), (11, 10))
+    golden_grids = (*GOLDEN_GRIDS, (9, 7), (16, 16), (13, 19), (11, 10))
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         vision = _vision_config(checkpoint)

@@ -26,7 +26,7 @@ from tests.support.checkpoints import unit, worst_cosine
 from tests.support.variable_families import FAMILIES, Answer, picture
 
 # Height and width: usual ones, extreme ratios, less than a patch, a single pixel, and more than the largest.
-SIZES = [(48, 64), (90, 40), (8, 1200), (700, 9), (3, 5), (1, 1), (500, 700), (64, 64)]
+SIZES = [(48, 64), (90, 40), (8, 1200), (700, 9), (3, 5), (1, 1), (500, 700), (64, 64), (110, 150)]
 
 
 class Case:
@@ -38,6 +38,14 @@ class Case:
         self.pictures = [picture(height, width, seed) for seed, (height, width) in enumerate(SIZES)]
         oracle = self.family.load(self.folder)
         self.answers = [oracle(pixels) for pixels in self.pictures]
+
+        self._engines: dict[str, Engine] = {}
+
+    def engine(self, dtype: str = "float32") -> Engine:
+        """One of each dtype, with what every start proves."""
+        if dtype not in self._engines:
+            self._engines[dtype] = Engine.load(self.settings(dtype=dtype))
+        return self._engines[dtype]
 
     def settings(self, **values: object) -> EngineSettings:
         given = {"model": str(self.folder), "dtype": "float32", "runner": "eager", "preprocess": "pil", **values}
@@ -58,7 +66,7 @@ def farthest(vectors: np.ndarray, answers: list[Answer]) -> float:
 
 
 def test_each_picture_is_as_transformers_has_it_alone(case: Case) -> None:
-    engine = Engine.load(case.settings())
+    engine = case.engine()
     items = prepared(engine, case.pictures)
     together = engine.forward(items, tokens=True)
     assert farthest(together.vectors, case.answers) <= 2e-5
@@ -73,14 +81,14 @@ def test_each_picture_is_as_transformers_has_it_alone(case: Case) -> None:
 
 
 def test_bfloat16(case: Case) -> None:
-    engine = Engine.load(case.settings(dtype="bfloat16"))
+    engine = case.engine("bfloat16")
     vectors = engine.forward(prepared(engine, case.pictures)).vectors
     assert worst_cosine(vectors, np.stack([vector for vector, _ in case.answers])) >= 0.999
 
 
 def test_the_segments_matter(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them the pictures of a batch would see each other, and the vectors would be others."""
-    engine = Engine.load(case.settings())
+    engine = case.engine()
     items = prepared(engine, case.pictures)
 
     def everyone_sees_everyone(self: Dispatcher, call: AttentionCall) -> torch.Tensor:
@@ -118,21 +126,21 @@ def test_captured(backend: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_cap_resizes_by_the_processors_own_rule(case: Case) -> None:
-    engine = Engine.load(case.settings(max_patches=40))
+    engine = Engine.load(case.settings(max_patches=40, self_check=False))
     items = prepared(engine, [picture(500, 700), picture(40, 300)])
     lengths = [engine._tower.length_of(item) for item in items]
     assert max(lengths) <= 40 and min(lengths) > 20
-    assert engine.info.fingerprint != Engine.load(case.settings(self_check=False)).info.fingerprint
+    assert engine.info.fingerprint != case.engine().info.fingerprint
 
 
 def test_budgets_of_the_cpu_stay_small(case: Case) -> None:
-    engine = Engine.load(case.settings(self_check=False))
+    engine = case.engine()
     budgets = [graph.bucket.tokens for graph in engine.report().graphs]
     assert max(budgets) <= 1024 and all(budget % engine._tower.spec.token_multiple == 0 for budget in budgets)
 
 
 def test_golden_items_fit_every_budget_twice(case: Case) -> None:
-    engine = Engine.load(case.settings(self_check=False))
+    engine = case.engine()
     lengths = [engine._tower.length_of(item) for item in engine._golden]
     for graph in engine.report().graphs:
         assert sum(length <= graph.bucket.max_length for length in lengths) >= 2

@@ -6,13 +6,24 @@ The oracles take one picture at a time, with transformers' own processor (PIL), 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
-from transformers import Siglip2Config, Siglip2Model
+from transformers import (
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Siglip2Config,
+    Siglip2Model,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 Answer = tuple[np.ndarray, np.ndarray]
@@ -36,7 +47,7 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
     return pixels
 
 
-def save_sharp(model: Any, folder: Path, by: float = 3.0) -> Path:
+def save_sharp(model: Any, folder: Path, by: float = 3.0, **saving: Any) -> Path:
     """Saves it with queries and keys scaled up, as flat attention hides attention faults, and biases that matter."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -46,7 +57,7 @@ def save_sharp(model: Any, folder: Path, by: float = 3.0) -> Path:
                 weight[: weight.shape[0] // 3 * 2].mul_(by)
             if name.endswith("bias"):
                 weight.add_(torch.randn_like(weight) * 0.1)
-    model.eval().save_pretrained(folder)
+    model.eval().save_pretrained(folder, **saving)
     return folder
 
 
@@ -101,6 +112,80 @@ def naflex_oracle(folder: Path) -> Callable[[np.ndarray], Answer]:
     return lambda pixels: naflex_batch(folder, [pixels])[0]
 
 
+QWEN_TEXT: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 64, "head_dim": 16, "bos_token_id": 0, "eos_token_id": 1,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+}  # fmt: skip
+# Config, model, the vision tower's settings; Qwen2.5's windows are 2 x 2 features, and its layer 1 sees whole pictures.
+QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2_vl": (
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        {"depth": 3, "embed_dim": 64, "hidden_size": 40, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
+    ),
+    "qwen2_5_vl": (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        {
+            "depth": 3, "hidden_size": 64, "out_hidden_size": 40, "intermediate_size": 96, "num_heads": 2,
+            "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1],
+        },
+    ),
+    "qwen3_vl": (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        {
+            "depth": 3, "hidden_size": 64, "out_hidden_size": 40, "intermediate_size": 96, "num_heads": 2,
+            "patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1],
+        },
+    ),
+}  # fmt: skip
+
+
+def write_qwen(name: str, folder: Path, max_shard_size: str = "50KB") -> Path:
+    """A whole model in several files, of which the vision tower is a part; pictures of up to 128 patches."""
+    config_class, model_class, vision = QWEN[name]
+    torch.manual_seed(0)
+    model = model_class(config_class(vision_config=vision, text_config=QWEN_TEXT))
+    for name, weight in model.named_parameters():
+        if ".visual.blocks." in name and name.endswith("weight") and weight.dim() == 2:
+            weight.data.mul_(5)  # drawn for wide layers: in narrow ones attention would hardly change the vectors
+    save_sharp(model, folder, by=1.7, max_shard_size=max_shard_size)
+    area = vision["patch_size"] ** 2
+    _processor(
+        folder,
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast", "do_resize": True, "resample": 3, "do_rescale": True,
+            "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.48, 0.46, 0.41],
+            "image_std": [0.27, 0.26, 0.28], "patch_size": vision["patch_size"], "temporal_patch_size": 2,
+            "merge_size": 2, "min_pixels": 4 * area, "max_pixels": 128 * area,
+        },
+    )  # fmt: skip
+    return folder
+
+
+def qwen_oracle(name: str, folder: Path) -> Callable[[np.ndarray], Answer]:
+    """The whole model's vision tower; the vector is the mean of its features."""
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    processor = Qwen2VLImageProcessorPil(**{k: v for k, v in settings.items() if k != "image_processor_type"})
+    model = QWEN[name][1].from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+
+    def answer(pixels: np.ndarray) -> Answer:
+        inputs = processor([Image.fromarray(pixels)], return_tensors="pt")
+        with torch.inference_mode():
+            found = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+        features = found.pooler_output.numpy()
+        return features.mean(axis=0), features
+
+    return answer
+
+
+def _qwen(name: str) -> Family:
+    return Family(partial(write_qwen, name), partial(qwen_oracle, name), head_dim=32)
+
+
 FAMILIES: dict[str, Family] = {
     "siglip2": Family(write_naflex, naflex_oracle, head_dim=24),
+    **{name: _qwen(name) for name in QWEN},
 }
