@@ -18,10 +18,10 @@ from transformers.vision_utils import get_vision_position_ids
 
 from encoder.attention.backend import ITEM_BOUNDARIES, MaskNeed
 from encoder.attention.hf import attention
-from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.packed import PackedPictures, segment_means
 from encoder.models.tower import Inputs, TowerOutput, TowerSpec, Windows
+from encoder.models.vision_only import require_vision
 from encoder.models.weights import load_weights
 from encoder.preprocess.variable import qwen_transform
 from encoder.settings import EngineSettings
@@ -43,8 +43,7 @@ class QwenVision(PackedPictures):
     windows: Windows | None = None
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
-        if settings.tower == "text":
-            raise CheckpointError(f"{checkpoint.name}: {self.family} has no tower that embeds texts: serve its vision")
+        require_vision(checkpoint, settings)
         vision = self.read_config(checkpoint)
         self.patch_size, self.merge, self.frames = (
             vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size,
@@ -73,6 +72,7 @@ class QwenVision(PackedPictures):
             token_dimensions=dimensions,
             token_features=self.describe_features(),
             windows=self.windows,
+            vision_only=True,
         )
         self.module = load_weights(checkpoint, self.model_class, config=vision, key_mapping=VISUAL_ALONE)
 

@@ -156,7 +156,7 @@ def test_the_vision_tower_alone(name: str, tmp_path: Path) -> None:
 
 
 def test_what_they_refuse(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="qwen2_5_vl has no tower that embeds texts"):
+    with pytest.raises(CheckpointError, match="'qwen2_5_vl' is for pictures alone and has no text tower"):
         Engine.load(asked(folder, tower="text"))
     with pytest.raises(CheckpointError, match="give a max_patches of 4 or more"):
         Engine.load(asked(folder, max_patches=3))
