@@ -67,7 +67,7 @@ class PoolSettings(BaseModel):
     max_waiting_items: int = Field(1024, ge=1, description="items admitted and not yet answered, in one replica")
     max_waiting_bytes: int = Field(512 * MIB, ge=1024, description="bytes of the requests these items came in")
     max_stream_items: int = Field(64, ge=1, description="items of one stream that are under way at once")
-    decode_threads: int = Field(2, ge=1, le=256)
+    decode_threads: int = Field(2, ge=1, le=256, description="pictures decoded at once; decode workers at most")
 
     health_period_s: float = Field(10.0, gt=0)
     health_forward_timeout_s: float = Field(30.0, gt=0, description="a forward that takes longer is a stall")

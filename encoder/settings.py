@@ -26,7 +26,10 @@ class DecodeSettings(BaseModel):
 
     max_image_bytes: int = Field(32 * MIB, gt=0, description="bytes of one picture file")
     max_pixels: int = Field(
-        64_000_000, gt=0, le=178_956_970, description="width times height, read from the header; Pillow takes no more"
+        64_000_000,
+        gt=0,
+        le=178_956_970,
+        description="width times height, read from the header; at most 178956970, which is all Pillow takes",
     )
     max_side: int = Field(32_768, gt=0, description="width or height, read from the header")
     apply_exif_orientation: bool = Field(True, description="false: pixels as they are stored")
