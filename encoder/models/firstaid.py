@@ -59,9 +59,9 @@ def examine(path: str) -> FirstAid:
     headers = _weights(folder, findings)
     checkpoint = Checkpoint(DEMO if path == DEMO else folder.resolve().name, folder, "", config, headers)
     _preprocessor(checkpoint, findings)
-    _tokenizer(folder, config, findings)
     known = _architecture(checkpoint, findings)
     specs = [_tower(checkpoint, name, findings) for name in TOWERS] if known and headers is not None else []
+    _tokenizer(folder, config, findings)
     return FirstAid(checkpoint.name, tuple(findings), tuple(spec for spec in specs if spec is not None))
 
 
@@ -140,7 +140,7 @@ def _tokenizer(folder: Path, config: Mapping[str, Any], findings: list[Finding])
     found = [name for name in TOKENIZER_FILES if (folder / name).exists()]
     if found:
         findings.append(Finding("tokenizer", True, ", ".join(found)))
-    elif "text_config" in config:
+    elif "text_config" in config and not any(NO_TOWER in finding.told for finding in findings):
         step = f"copy it from the publisher's repository ({TOKENIZER_FILES[0]})"
         findings.append(Finding("tokenizer", False, "the model has a text half and no tokenizer", step))
 

@@ -23,6 +23,7 @@ from encoder.models.tower import load_tower
 from encoder.settings import EngineSettings, parse_engine_settings
 from tests.parity.cases import Case
 from tests.parity.registry import all_cases
+from tests.support.variable_families import FAMILIES as VARIABLE
 
 CASES = all_cases()
 
@@ -94,6 +95,15 @@ class TestGood:
         if loaded.spec.vision_only:
             assert found.served
             assert any(one.topic == "text" and one.told.startswith("none") for one in found.findings)
+
+    @pytest.mark.parametrize("name", VARIABLE)
+    def test_towers_for_pictures_of_any_size_are_told_too(self, name: str, tmp_path: Path) -> None:
+        """A vision-language model has a text half that is not served, and needs no tokenizer here."""
+        found = examine(str(VARIABLE[name].write(tmp_path / name)))
+        told = {finding.topic: finding.told for finding in found.findings}
+        assert "mask needs: " in told["vision"] and "segments" in told["vision"]
+        assert found.served == (name != "siglip2")
+        assert set(bad(found)) == ({"text", "tokenizer"} if name == "siglip2" else set())
 
     def test_shards(self, folder: Path) -> None:
         model = CLIPModel.from_pretrained(folder)
