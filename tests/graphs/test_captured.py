@@ -217,6 +217,26 @@ def test_after_a_failed_capture_the_stream_is_the_callers_and_the_reason_is_the_
     assert np.abs(forward.run(items).vectors - eagerly(eager, items)).max() <= 1e-5
 
 
+class LazyStart(Pictures):
+    """Its first forward of a shape waits for the device, as a library does that sets itself up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[tuple[int, ...]] = set()
+
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        output = super().forward(inputs)
+        if tuple(output.vectors.shape) not in self.known:
+            self.known.add(tuple(output.vectors.shape))
+            float(output.vectors.sum())
+        return output
+
+
+def test_what_is_set_up_by_the_first_call_is_not_captured() -> None:
+    forward, _, _ = rig(LazyStart(), PICTURES)
+    assert [(record.state, record.reason) for record in forward.records] == [("ready", "")] * 3
+
+
 class FailsOnce(Runner):
     """The second capture runs out of memory."""
 
