@@ -145,15 +145,19 @@ def cpu_row(subject: Subject, runner: str, dtype: str) -> TowerRow:
     return compare(subject, runner, dtype, found)
 
 
-def npu_rows(asked: Sequence[tuple[Subject, str]], pictures: int, folder: Path) -> list[TowerRow]:
-    """Subjects with a dtype each, one after the other, on one simulated device; the first `pictures` of each."""
+def npu_rows(asked: Sequence[tuple[Subject, str]], pictures: int, folder: Path, **settings: object) -> list[TowerRow]:
+    """Subjects with a dtype each, one after the other, on one simulated device; the first `pictures` of each.
+
+    `settings`: of the engines, instead of the case's.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         jobs = []
         for number, (subject, dtype) in enumerate(asked):
             inside = Path(scratch, f"pictures-{number}.npz")
             save_pictures(inside, subject.data[:pictures])
             out = Path(scratch, f"found-{number}.npz")
-            jobs.append({"settings": subject.settings("npu", dtype), "pictures": str(inside), "out": str(out)})
+            engine = subject.settings("npu", dtype) | settings
+            jobs.append({"settings": engine, "pictures": str(inside), "out": str(out)})
         Path(scratch, "jobs.json").write_text(json.dumps(jobs))
         done = run_simulated("tests.parity.encode", str(Path(scratch, "jobs.json")), timeout=NPU_SECONDS)
         rows = []

@@ -1,15 +1,19 @@
-"""A quick cut of the parity table: small models, eight pictures, every family."""
+"""A quick cut of the parity table: small models, eight pictures, every family; and what vectors do not depend on."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.parity.cases import Case
-from tests.parity.measure import Plan, Subject, cpu_row, npu_rows, prepare
+from tests.parity.encode import encode, open_engine
+from tests.parity.invariance import differing
+from tests.parity.measure import Plan, Subject, compare, npu_rows, prepare
 from tests.parity.pictures import drawn
 from tests.parity.registry import all_cases
 
 CASES = all_cases()
+# What start-up proves by itself is tested elsewhere, and costs more than all that is measured here.
+QUICK: dict[str, object] = {"buckets": [1, 8], "self_check": False}
 PLAN = Plan("small", drawn(8), ("eager", "openvino"), ("float32", "bfloat16"), 4)
 
 
@@ -32,19 +36,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_pixels_and_vectors(name: str, subjects: dict[str, Subject], folder: Path) -> None:
-    subject = subject_of(CASES[name], subjects, folder)
+    case = CASES[name]
+    subject = subject_of(case, subjects, folder)
     assert [(row.mode, row.equal, row.failures) for row in subject.pixels] == [
-        (mode, len(PLAN.pictures), []) for mode in CASES[name].modes
+        (mode, len(PLAN.pictures), []) for mode in case.modes
     ]
-    rows = [cpu_row(subject, runner, "float32") for runner in PLAN.runners if runner not in CASES[name].skip]
-    rows.append(cpu_row(subject, "eager", "bfloat16"))
-    assert [(row.runner, row.dtype, row.failures) for row in rows if row.failures] == []
-    assert all(row.pictures == len(PLAN.pictures) for row in rows)
+    for runner, dtype in (("eager", "float32"), ("openvino", "float32"), ("eager", "bfloat16")):
+        if runner in case.skip:
+            continue
+        engine = open_engine({**subject.settings(runner, dtype), **QUICK, **case.settings})
+        row = compare(subject, runner, dtype, encode(engine, subject.data))
+        assert (row.pictures, row.failures) == (len(PLAN.pictures), [])
+        assert differing(engine, subject.data) == []
+        engine.close()
 
 
 def test_the_simulated_npu(subjects: dict[str, Subject], folder: Path) -> None:
     asked = [(subject_of(case, subjects, folder), "bfloat16") for case in CASES.values() if "npu" not in case.skip]
-    rows = npu_rows(asked, PLAN.npu_pictures, folder)
+    rows = npu_rows(asked, PLAN.npu_pictures, folder, buckets=[PLAN.npu_pictures], self_check=False)
     found = {subject.case.name: row for (subject, _), row in zip(asked, rows, strict=True)}
     assert {name: row.failures for name, row in found.items() if row.failures} == {}
     assert all(row.pictures == PLAN.npu_pictures for row in rows)
