@@ -166,5 +166,5 @@ def _read(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy)
 
 def _reason(error: Exception) -> str:
     """One line of an exception, without the addresses of objects."""
-    text = re.sub(r"<[^<>]* object at 0x[0-9a-f]+>", "it", " ".join(str(error).split()))
+    text = re.sub(r" ?<[^<>]* object at 0x[0-9a-f]+>", "", " ".join(str(error).split()))
     return text[:200] or type(error).__name__
