@@ -132,6 +132,7 @@ FAMILIES: dict[str, str] = {
     "siglip": "encoder.models.siglip:load_tower",
     "siglip2": "encoder.models.siglip2:load_tower",
     "siglip2_vision_model": "encoder.models.siglip2:load_tower",
+    "timm_wrapper": "encoder.models.timm_wrapper:load_tower",
     "vit": "encoder.models.vit:load_tower",
 }
 

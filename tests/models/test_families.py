@@ -1,7 +1,9 @@
 """Every family: its attention goes through the one bridge, and what it cannot do is said at load."""
 
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -95,6 +97,30 @@ def test_the_projection_is_the_whole_models(tmp_path: Path) -> None:
     assert engine.info.dimensions == 40
     assert engine.forward([engine.prepare_image(drawn(1)[0].data)]).vectors.shape == (1, 40)
     engine.close()
+
+
+def timm_checkpoint(folder: Path) -> Path:
+    folder.mkdir()
+    config = {"architecture": "vit_pe_core_base_patch16_224", "num_classes": 0, "model_type": "timm_wrapper"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    return folder
+
+
+def test_a_timm_model_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = timm_checkpoint(tmp_path / "timm")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    with pytest.raises(
+        CheckpointError, match=r"'vit_pe_core_base_patch16_224' needs packages .* here: timm \("
+    ) as failed:
+        load(folder)
+    assert "torchvision" not in str(failed.value) and "use a checkpoint in an architecture" in str(failed.value)
+    monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
+    with pytest.raises(CheckpointError, match="calls torch's attention by itself"):
+        load(folder)
+    with pytest.raises(CheckpointError, match="has no text tower"):
+        load(folder, tower="text")
 
 
 def test_dinov3_has_no_pil_pixels(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The parity table as JSON and as a page; a run replaces the rows of the cases it measured and keeps the others."""
+"""The parity table as JSON and as a page; a run replaces the rows that it measured and keeps the others."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,11 +29,16 @@ compute, on the CPU. There was no CUDA device in these runs.
 def merge(path: Path, results: Sequence[CaseResult]) -> dict[str, Any]:
     """The content of parity.json with these results in it."""
     known = json.loads(path.read_text())["cases"] if path.exists() else []
-    fresh = {(result.name, result.size) for result in results}
-    kept = [case for case in known if (case["name"], case["size"]) not in fresh]
+    cases = {(case["name"], case["size"]): case for case in known}
     versions = {package: metadata.version(package) for package in ("torch", "transformers", "openvino", "pillow")}
-    added = [result.as_json() | {"versions": versions} for result in results]
-    return {"cases": sorted([*kept, *added], key=lambda case: (case["family"], case["name"], case["size"]))}
+    for result in results:
+        key, case = (result.name, result.size), result.as_json() | {"versions": versions}
+        fresh = {(row["runner"], row["dtype"]) for row in case["rows"]}
+        before = cases[key]["rows"] if key in cases else []
+        kept = [row for row in before if (row["runner"], row["dtype"]) not in fresh]
+        case["rows"] = sorted([*kept, *case["rows"]], key=lambda row: RUNNERS.index(row["runner"]))
+        cases[key] = case
+    return {"cases": sorted(cases.values(), key=lambda case: (case["family"], case["name"], case["size"]))}
 
 
 def page(content: Mapping[str, Any], registered: Sequence[tuple[str, str]]) -> str:
