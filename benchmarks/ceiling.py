@@ -3,7 +3,6 @@
 The rate of a dtype is the best of two libraries a shape: oneDNN through torch, and OpenVINO with packed weights.
 """
 
-import argparse
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.results import publish, say
+from benchmarks.results import arguments_of, publish, say
 from benchmarks.subjects import gemms
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -86,7 +85,7 @@ def _int8(model: Any, x: np.ndarray) -> Any:
 
 def main() -> None:
     """Prints and writes ceiling.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16", "int8"])
     arguments = parser.parse_args()
@@ -97,7 +96,7 @@ def main() -> None:
             rate, shapes = rates(batch, dtype)
             rows += shapes
             totals.append({"dtype": dtype, "batch": batch, "GFLOP/s": rate})
-    publish("ceiling", "Matrix rate at the tower's own shapes", totals, shapes=rows)
+    publish(arguments.folder, "ceiling", "Matrix rate at the tower's own shapes", totals, shapes=rows)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.results import publish, say
+from benchmarks.plan import ROOT
+from benchmarks.results import arguments_of, keep, publish, say
 from benchmarks.subjects import captions, checkpoint, jpegs, operations_per_image
 
 SECONDS = 6.0
+TITLE = "The bare engine, CLIP ViT-B/32"
 KINDS = {
     "vision bf16 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino"},
     "vision int8 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino", "quantization": "int8"},
@@ -20,8 +23,11 @@ KINDS = {
 }
 
 
-def measure(kind: str, batches: list[int]) -> list[dict[str, Any]]:
-    """In this process: the engine of a kind at each batch, the median and the quickest forward."""
+def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> list[dict[str, Any]]:
+    """In this process: the engine of a kind at each batch, the median and the quickest forward.
+
+    limit: whether the matrix rate is measured beside it.
+    """
     import psutil
     import torch
 
@@ -29,7 +35,7 @@ def measure(kind: str, batches: list[int]) -> list[dict[str, Any]]:
     from encoder.engine import Engine
     from encoder.settings import EngineSettings
 
-    values = {"model": str(checkpoint()), "buckets": batches, "threads": torch.get_num_threads(), **KINDS[kind]}
+    values = {"model": str(checkpoint()), "buckets": list(batches), "threads": torch.get_num_threads(), **KINDS[kind]}
     started = time.perf_counter()
     engine = Engine.load(EngineSettings.model_validate(values))
     ready_s = time.perf_counter() - started
@@ -40,7 +46,7 @@ def measure(kind: str, batches: list[int]) -> list[dict[str, Any]]:
         else:
             items = [engine.prepare_text(text) for text in captions(batch)]
         taken: list[float] = []
-        until = time.perf_counter() + SECONDS
+        until = time.perf_counter() + seconds
         while len(taken) < 3 or time.perf_counter() < until:
             begun = time.perf_counter()
             runner = engine.forward(items).runner
@@ -54,7 +60,7 @@ def measure(kind: str, batches: list[int]) -> list[dict[str, Any]]:
             "best ms": taken[0] * 1e3,
             "median ms": taken[len(taken) // 2] * 1e3,
         }
-        if engine.tower == "vision":
+        if limit and engine.tower == "vision":
             dtype = "int8" if "int8" in kind else "bfloat16" if "bf16" in kind else "float32"
             rate, _ = rates(batch, dtype)
             row["GFLOP/s"] = operations_per_image() * batch / taken[0] / 1e9
@@ -68,23 +74,41 @@ def measure(kind: str, batches: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
+def bare(kind: str, batches: Sequence[int], seconds: float = SECONDS, limit: bool = False) -> list[dict[str, Any]]:
+    """The rows of a kind from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.engine", "--only", kind, "--seconds", str(seconds)]
+    command += ["--limit" if limit else "--no-limit", "--batches", *map(str, batches)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=ROOT)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise RuntimeError(f"the engine {kind!r} failed: {reason}")
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
 def main() -> None:
     """Each kind in a process of its own, so that none inherits another's memory or threads."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments_of(__doc__)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--only", choices=list(KINDS), help="measure one kind here and print JSON")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each batch")
+    parser.add_argument("--limit", action=argparse.BooleanOptionalAction, default=True, help="measure the matrix rate")
     arguments = parser.parse_args()
     if arguments.only:
-        print(json.dumps(measure(arguments.only, arguments.batches)))
+        print(json.dumps(measure(arguments.only, arguments.batches, arguments.seconds, arguments.limit)))
         return
     rows = []
     for kind in arguments.kinds:
         say(f"engine {kind}")
-        command = [sys.executable, "-m", "benchmarks.engine", "--only", kind, "--batches", *map(str, arguments.batches)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=900)
-        rows += json.loads(done.stdout.splitlines()[-1])
-    publish("engine", "The bare engine, CLIP ViT-B/32", rows)
+        try:
+            rows += bare(kind, arguments.batches, arguments.seconds, arguments.limit)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            say(f"  {error}")
+        keep(arguments.folder, "engine", TITLE, rows)
+    publish(arguments.folder, "engine", TITLE, rows)
+    if len({row["engine"] for row in rows}) < len(arguments.kinds):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

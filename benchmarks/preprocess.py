@@ -1,6 +1,5 @@
 """From JPEG bytes to the tower's input: both modes against transformers' PIL processor, and by threads."""
 
-import argparse
 import io
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks.results import publish, say
+from benchmarks.results import arguments_of, publish, say
 from benchmarks.subjects import HEIGHT, WIDTH, checkpoint, jpegs
 
 SECONDS = 4.0
@@ -66,26 +65,27 @@ def by_threads(run: Callable[[bytes], object], pictures: Sequence[bytes], thread
 
 def main() -> None:
     """Prints and writes preprocess.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments_of(__doc__)
     parser.add_argument("--pictures", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each of the three ways")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pictures = jpegs(arguments.pictures)
     rows: list[dict[str, Any]] = []
     say("Pillow and transformers' PIL processor")
-    peer_ms = best_ms(peers(), pictures)
+    peer_ms = best_ms(peers(), pictures, arguments.seconds)
     rows.append({"what": "Pillow + transformers PIL processor", "ms": peer_ms, "pictures/s": 1e3 / peer_ms})
     for mode in ("torch", "pil"):
         say(f"mode {mode}")
         run = ours(mode)
-        mode_ms = best_ms(run, pictures)
+        mode_ms = best_ms(run, pictures, arguments.seconds)
         rows.append(
             {"what": f"vitfleet {mode}", "ms": mode_ms, "pictures/s": 1e3 / mode_ms, "times": peer_ms / mode_ms}
         )
         for threads in (1, 2, 4):
             rate = by_threads(run, pictures, threads)
             rows.append({"what": f"vitfleet {mode}, pool of {threads}", "ms": None, "pictures/s": rate})
-    publish("preprocess", f"JPEG {WIDTH}×{HEIGHT} to normalised pixels, one thread", rows)
+    publish(arguments.folder, "preprocess", f"JPEG {WIDTH}×{HEIGHT} to normalised pixels, one thread", rows)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """A benchmark's outcome: rows for the eye, JSON for the page and the plots."""
 
+import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -13,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
+WIDTH = 240
 PACKAGES = ("torch", "transformers", "openvino", "ray", "grpcio", "numpy", "nncf")
 
 
@@ -33,18 +36,43 @@ def machine() -> dict[str, Any]:
     }
 
 
-def publish(name: str, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
-    """Prints the rows as a table and writes docs/benchmarks/NAME.json; a row's keys are the columns."""
+def arguments_of(description: str | None) -> argparse.ArgumentParser:
+    """A benchmark's command line, with what all of them take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the JSON goes (docs/benchmarks)")
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """For benchmarks that start a fleet."""
+    parser.add_argument("--model", help="serve this instead of ViT-B/32, such as `demo` to see whether all runs")
+
+
+def publish(folder: Path, name: str, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+    """Prints the rows as a table and writes NAME.json into the folder; a row's keys are the columns."""
+    show(title, rows)
+    return keep(folder, name, title, rows, **more)
+
+
+def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the rows as a table."""
     table = Table(title=title)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
         table.add_column(column, justify="right" if _numeric(rows, column) else "left")
     for row in rows:
-        table.add_row(*(_shown(row.get(column)) for column in columns))
-    Console().print(table)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.json"
-    path.write_text(json.dumps({"title": title, "machine": machine(), "rows": list(rows), **more}, indent=1) + "\n")
+        table.add_row(*(shown(row.get(column)) for column in columns))
+    # In a file or a pipe a table would be squeezed into 80 columns.
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    sys.stdout.flush()
+
+
+def keep(folder: Path, name: str, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+    """Writes NAME.json; a script that takes minutes does so after each part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    document = {"title": title, "machine": machine(), "rows": list(rows), **more}
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return path
 
 
@@ -57,7 +85,8 @@ def _numeric(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
     return all(isinstance(row.get(column), int | float | None) for row in rows)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A cell."""
     if value is None:
         return "-"
     if isinstance(value, float):
