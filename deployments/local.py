@@ -27,7 +27,7 @@ import psutil
 
 from deployments.events import FleetEvent
 from deployments.processes import MARK_VARIABLE, PortBlock, end_processes, marked_processes, port_is_free
-from deployments.serve_config import ServeConfig, claim_of, load_serve_config
+from deployments.serve_config import ServeConfig, claim_of, load_serve_config, without_text_pools
 from deployments.settings import LocalSettings, OwnPorts, serve_environment
 from encoder.errors import InvalidInput, NotReady
 
@@ -96,6 +96,8 @@ class LocalFleet:
         try:
             settings = self._with_ports(self._ports)
             config = load_serve_config(settings.config, settings.serve, settings.engine)
+            if "model" in settings.engine:  # not the config's own choice, whose pools may be for another model
+                config = without_text_pools(config)
             self._folder = Path(tempfile.mkdtemp(prefix="vf-"))
             self._launch(settings, config)
             self._first_answer.wait(settings.startup_timeout_s + ANSWER_GRACE_S)

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from deployments.settings import SERVICER_FUNCTION, PoolSettings, ServeSettings, parse_pool_settings
-from encoder.errors import InvalidInput
+from encoder.errors import CheckpointError, InvalidInput
+from encoder.models.checkpoint import find_checkpoint
 
 POOL_BUILDER = "deployments.app:build_pool"
 
@@ -53,6 +54,27 @@ def load_serve_config(path: Path, serve: ServeSettings, engine: Mapping[str, Any
     document["http_options"] = {"host": serve.host, "port": serve.http_port}
     document["grpc_options"] = {"port": serve.grpc_port, "grpc_servicer_functions": [SERVICER_FUNCTION]}
     return ServeConfig(document, tuple(pools))
+
+
+def without_text_pools(config: ServeConfig) -> ServeConfig:
+    """Without the pools for texts whose model is for pictures alone; they could never start.
+
+    A model that cannot be found is left to its pool, which says why.
+    """
+    kept = [pool for pool in config.pools if pool.engine.tower == "vision" or _has_text(pool)]
+    if len(kept) in (0, len(config.pools)):
+        return config
+    names = {pool.name for pool in kept}
+    applications = [one for one in config.document["applications"] if one["name"] in names]
+    return ServeConfig(config.document | {"applications": applications}, tuple(kept))
+
+
+def _has_text(pool: PoolSettings) -> bool:
+    engine = pool.engine
+    try:
+        return find_checkpoint(engine.model, revision=engine.revision, offline=engine.offline).has_text
+    except CheckpointError:
+        return True
 
 
 @dataclass(frozen=True)

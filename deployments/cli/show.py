@@ -43,7 +43,8 @@ def run_models(*, address: str, as_json: bool) -> None:
     if as_json:
         print_json(pb.ListModelsResponse(models=found))
         return
-    table = Table("model", "revision", "family", "tower", "dimensions", "dtype", "pools", "fingerprint", title="Models")
+    table = Table("model", "revision", "family", "tower", "dimensions", "features", "dtype", "pools", "fingerprint")
+    table.title = "Models"
     for model in found:
         for tower in model.towers:
             table.add_row(
@@ -52,6 +53,7 @@ def run_models(*, address: str, as_json: bool) -> None:
                 model.family,
                 TOWER_NAMES.get(tower.tower, "?"),
                 str(tower.dimensions),
+                str(tower.token_dimensions or "none"),
                 tower.compute_dtype,
                 ", ".join(tower.pools),
                 tower.fingerprint,

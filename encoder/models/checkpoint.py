@@ -13,6 +13,8 @@ from encoder.models.headers import WeightHeaders
 DEMO = "demo"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+# Architectures with a text half that is served; all others are for pictures alone.
+WITH_TEXT = frozenset({"aimv2", "clip", "metaclip_2", "siglip", "siglip2"})
 REVISION_FILES = (
     "*.safetensors",
     "config.json",
@@ -39,6 +41,11 @@ class Checkpoint:
     def model_type(self) -> str:
         """The architecture's name in config.json, e.g. 'clip'."""
         return str(self.config.get("model_type", ""))
+
+    @property
+    def has_text(self) -> bool:
+        """Whether its architecture has a text tower."""
+        return self.model_type in WITH_TEXT
 
     def image_config(self) -> dict[str, Any]:
         """The image processor's settings; raises CheckpointError when there are none."""

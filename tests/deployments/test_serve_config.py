@@ -1,12 +1,13 @@
 """The Serve config of a local fleet: what is checked before anything starts, and what the fleet sets itself."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from deployments.app import build_pool
-from deployments.serve_config import Claim, claim_of, load_serve_config
+from deployments.serve_config import Claim, claim_of, load_serve_config, without_text_pools
 from deployments.settings import DEPLOYMENT_NAME, LOCAL_CONFIG, ServeSettings
 from encoder.errors import InvalidInput
 
@@ -42,6 +43,28 @@ def test_ports_host_and_engine_settings_are_set():
     assert [a["args"]["engine"]["model"] for a in config.document["applications"]] == ["/models/other"] * 2
     assert [pool.engine.tower for pool in config.pools] == ["vision", "text"]
     assert load_serve_config(LOCAL_CONFIG, SERVE, {}).pools[0].engine.model == "demo"
+
+
+def checkpoint_of(folder, model_type):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (folder / "model.safetensors").write_bytes(b"")
+    return str(folder)
+
+
+def test_a_model_for_pictures_alone_gets_no_pool_for_texts(tmp_path):
+    config = load_serve_config(LOCAL_CONFIG, SERVE, {"model": checkpoint_of(tmp_path / "dinov2", "dinov2")})
+    found = without_text_pools(config)
+    assert [pool.name for pool in found.pools] == ["vision-cpu"]
+    assert [application["name"] for application in found.document["applications"]] == ["vision-cpu"]
+    assert len(config.document["applications"]) == 2 and found.document["grpc_options"]["port"] == 9100
+
+
+@pytest.mark.parametrize("model_type", ["clip", "siglip", "aimv2", None])
+def test_other_models_keep_their_pool_for_texts(tmp_path, model_type):
+    model = checkpoint_of(tmp_path / "model", model_type) if model_type else str(tmp_path / "none")
+    config = load_serve_config(LOCAL_CONFIG, SERVE, {"model": model})
+    assert without_text_pools(config) is config
 
 
 @pytest.mark.parametrize(

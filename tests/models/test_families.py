@@ -11,6 +11,7 @@ from transformers import CLIPConfig, CLIPModel
 
 from encoder.engine import Engine
 from encoder.errors import CheckpointError
+from encoder.models.checkpoint import find_checkpoint
 from encoder.models.tower import FAMILIES
 from encoder.settings import EngineSettings
 from tests.parity.cases import Case
@@ -39,6 +40,12 @@ def test_each_layer_attends_once_through_the_bridge(case: Case, tmp_path: Path) 
     assert counters["fused"] - before == case.layers(folder) > 0
     assert found.fallback_reason is None and not any(name.startswith("fallback") for name in counters)
     engine.close()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_checkpoint_says_whether_there_is_a_text_tower(case: Case, tmp_path: Path) -> None:
+    folder = case.write(tmp_path / case.name, "small")
+    assert find_checkpoint(str(folder)).has_text is not load(folder, self_check=False, **case.settings).info.vision_only
 
 
 def test_every_family_has_its_case() -> None:
