@@ -74,7 +74,10 @@ def _write(memory: int, pixels: np.ndarray) -> None:
 
 def limit_process(max_pixels: int) -> None:
     """Bounds this process's memory; no core files."""
+    _, allowed = resource.getrlimit(resource.RLIMIT_AS)
     most = MEMORY_BESIDE_PIXELS + BYTES_PER_PIXEL * max_pixels
+    if allowed != resource.RLIM_INFINITY:
+        most = min(most, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -196,7 +196,7 @@ class TestMisbehaviour:
         assert len(decoder.worker_pids) <= 4
 
     def test_close_ends_what_hangs_and_what_is_idle(self, make: Callable[..., Decoder]) -> None:
-        decoder = make()
+        decoder = make(time_limit_s=600.0)
         decoder.start(2)
         pids = decoder.worker_pids
         with ThreadPoolExecutor(1) as pool:
@@ -204,7 +204,7 @@ class TestMisbehaviour:
             until(lambda: any(_sleeps(pid) for pid in pids))
             decoder.close()
             with pytest.raises(NotReady, match="shutting down"):
-                hanging.result(60)
+                hanging.result(20)
         assert not any(psutil.pid_exists(pid) for pid in pids) and decoder.worker_pids == []
         with pytest.raises(NotReady):
             decoder.decode(FILES["BMP"])
@@ -245,7 +245,7 @@ from encoder.preprocess import workers
 workers.WORKER_MODULE = "tests.preprocess.misbehaving_worker"
 from encoder.preprocess.isolation import Decoder
 from encoder.preprocess.policy import DecodeLimits, DecodePolicy
-decoder = Decoder(DecodeLimits(), DecodePolicy(), "process", 1.0)
+decoder = Decoder(DecodeLimits(), DecodePolicy(), "process", 2.0)
 data = sys.stdin.buffer.read()
 decoder.start(2)
 decoder.decode(data)
@@ -265,6 +265,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         parent.stdin.write(FILES["BMP"])
         parent.stdin.close()
         pids = [int(pid) for pid in parent.stdout.readline().split()]
+        until(lambda: any(_sleeps(pid) for pid in pids))
         parent.kill()
     assert len(pids) == 2
     until(lambda: not any(_is_running(pid) for pid in pids))
