@@ -9,7 +9,7 @@ PROTO_OUT ?= .
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick test-long fuzz lint types parity k8s proto lock clean
+.PHONY: help demo serve test test-quick test-long fuzz lint types bench bench-peers parity k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (torch, Ray, transformers: about 2 GB, a minute or two the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off \
-		-c constraints.txt -e '.[openvino,int8,bulk,dev]'
+		-c constraints.txt -e '.[openvino,int8,bulk,bench,dev]'
 	@touch $@
 
 demo: $(READY) ## start the service, encode the sample pictures, print what came out, stop
@@ -49,6 +49,12 @@ lint: $(READY) ## ruff: rules and format
 types: $(READY) ## mypy
 	@echo "checking types"
 	@$(BIN)/mypy
+
+bench: $(READY) ## measure this machine, about 17 minutes on 2 idle cores; writes docs/benchmarks
+	@$(BIN)/python -m benchmarks
+
+bench-peers: $(READY) ## the same pictures through vitfleet and its peers (installs them into .cache/peers)
+	@$(BIN)/python -m benchmarks --peers
 
 parity: $(READY) ## hold every family against transformers at real size; writes docs/parity.md (long)
 	@$(BIN)/python -m tests.parity

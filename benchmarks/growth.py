@@ -23,13 +23,14 @@ class Findings:
     """What was measured so far; kept in the folder after each load."""
 
     folder: Path
+    model: str | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def more(self) -> dict[str, Any]:
-        return {"memory": self.memory, "figures": self.figures}
+        return {"memory": self.memory, "figures": self.figures, "model": self.model}
 
     def take(self, axis: str, value: Callable[[Plan], Any], plans: Sequence[Plan]) -> None:
         """Carries out the plans; `value` is where a plan lies on the axis."""
@@ -89,6 +90,7 @@ def one_replica(findings: Findings, options: Any) -> None:
         sizes = [
             replace(base, name=f"{width}×{height}", width=width, height=height, clients=8) for width, height in SIZES
         ]
+        sizes[-1] = replace(sizes[-1], seconds=2 * options.seconds)  # so that enough of the large ones are answered
         findings.take("megapixels of a picture, 8 clients", lambda plan: plan.width * plan.height / 1e6, sizes)
 
 
@@ -112,7 +114,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="for each load")
     add_model(parser)
     options = parser.parse_args()
-    findings = Findings(options.folder)
+    findings = Findings(options.folder, options.model)
     one_replica(findings, options)
     more_replicas(findings, options)
     publish(options.folder, "growth", TITLE, findings.rows, **findings.more)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import platform
 import sys
@@ -72,8 +73,17 @@ def keep(folder: Path, name: str, title: str, rows: Sequence[Mapping[str, Any]],
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     document = {"title": title, "machine": machine(), "rows": list(rows), **more}
-    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(_plain(document), indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: a figure that could not be computed is null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def say(message: str) -> None:

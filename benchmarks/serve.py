@@ -24,6 +24,7 @@ class Findings:
     """What was measured so far; kept in the folder after each part."""
 
     folder: Path
+    model: str | None
     rows: list[dict[str, Any]] = field(default_factory=list)
     memory: list[dict[str, Any]] = field(default_factory=list)
     engines: list[dict[str, Any]] = field(default_factory=list)
@@ -34,7 +35,7 @@ class Findings:
 
     @property
     def more(self) -> dict[str, Any]:
-        return {"memory": self.memory, "engines": self.engines, "figures": self.figures}
+        return {"memory": self.memory, "engines": self.engines, "figures": self.figures, "model": self.model}
 
     def find(self, engine: str, way: str, load: str) -> dict[str, Any] | None:
         """The row of a load."""
@@ -151,7 +152,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=what)
     add_model(parser)
     options = parser.parse_args()
-    findings = Findings(options.folder)
+    findings = Findings(options.folder, options.model)
     vision(findings, "bf16", {}, options)
     if options.int8:
         vision(findings, "int8", {"quantization": "int8"}, argparse.Namespace(**vars(options) | {"open": False}))

@@ -1,0 +1,259 @@
+"""vitfleet and its peers, side by side in one run: the same pictures and texts, the same checkpoint on this disk.
+
+A server is asked by 32 clients and by one; a library runs in a loop, with batches of 32 and of one.
+"""
+
+import argparse
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fleet import TEXT, VISION, Pool, fleet
+from benchmarks.peer_setup import PeerUnavailable, Recipe, install, recipes
+from benchmarks.plan import ROOT, LoadFailed, Plan, carry_out
+from benchmarks.results import add_model, arguments_of, keep, publish, say
+from benchmarks.subjects import checkpoint, jpegs
+
+TITLE = "Side by side, CLIP ViT-B/32, JPEG 640×480"
+SERVER_TIMEOUT_S = 180.0
+# Name, options, seconds before a measurement: compiling happens at the first requests.
+INFINITY = (
+    ("fp32, batch 32", ("--batch-size", "32"), 2.0),
+    ("fp32, batch 8", ("--batch-size", "8"), 2.0),
+    ("int8, batch 32", ("--batch-size", "32", "--dtype", "int8"), 2.0),
+    ("fp32 compiled, batch 32", ("--batch-size", "32", "--compile"), 25.0),
+)
+OURS, INFINITY_NAME = "vitfleet", "infinity"
+
+
+@dataclass
+class Table:
+    """Rows so far; kept in the folder after each peer."""
+
+    options: argparse.Namespace
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    reference: np.ndarray | None = None
+
+    def add(self, who: str, setting: str, **values: Any) -> None:
+        columns = dict.fromkeys(("images/s", "p50 ms", "texts/s", "worst cosine", "note"))
+        self.rows.append({"who": who, "setting": setting} | columns | values)
+        more = {"figures": figures_of(self.rows), "model": self.options.model}
+        keep(self.options.folder, "peers", TITLE, self.rows, **more)
+
+    def cosine(self, vectors: np.ndarray) -> float | None:
+        """The worst one to transformers' float32 vectors of the same pictures."""
+        if self.reference is None:
+            return None
+        unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        return float((unit * self.reference[: len(unit)]).sum(axis=1).min())
+
+
+def service(table: Table, base: Plan, text: Plan | None) -> dict[str, Any]:
+    """The three figures of a service."""
+    many = table.options.clients
+    plans = [
+        replace(base, name=f"{many} clients", clients=many),
+        replace(base, name="1 client", warmup=1.0),
+        *([replace(text, name=f"texts, {many} clients", clients=many, kind="text")] if text else []),
+    ]
+    rows = list(carry_out(plans))
+    errors = sum(row["errors"] for row in rows)
+    return {
+        "images/s": rows[0]["items/s"],
+        "p50 ms": rows[1]["p50 ms"],
+        "texts/s": rows[2]["items/s"] if text else None,
+        "note": f"{errors} errors: {next(row['first error'] for row in rows if row['errors'])}" if errors else None,
+    }
+
+
+def ours(table: Table, setting: str, engine: dict[str, Any], *, text: bool) -> None:
+    """A fleet of ours, asked through its router."""
+    from encoder.client import EncoderClient
+
+    options = table.options
+    pools = [Pool(engine=engine, model=options.model), *([Pool(name=TEXT, model=options.model)] if text else [])]
+    with fleet(pools) as running:
+        base = Plan("", running.router, seconds=options.seconds)
+        values = service(table, base, base if text else None)
+        with EncoderClient(running.router) as client:
+            vectors = client.encode_images(jpegs(8), pool=VISION)
+    same = table.cosine(vectors) if options.model is None else None
+    table.add(OURS, setting, **values | {"worst cosine": same})
+
+
+def loop(table: Table, library: str, dtype: str, folder: Path | None = None) -> None:
+    """A library in a process of its own; raises PeerUnavailable."""
+    with tempfile.TemporaryDirectory() as scratch:
+        vectors = Path(scratch) / "vectors.npy"
+        command = [sys.executable, "-m", "benchmarks.peer_loop", library, "--dtype", dtype, "--vectors", str(vectors)]
+        command += ["--seconds", str(table.options.seconds), *(["--folder", str(folder)] if folder else [])]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=os.environ | {"HF_HUB_OFFLINE": "1"}
+        )
+        if done.returncode != 0:
+            raise PeerUnavailable((done.stderr.strip().splitlines() or ["it gave no reason"])[-1])
+        found, made = json.loads(done.stdout.splitlines()[-1]), np.load(vectors)
+    if library == "transformers" and dtype == "float32":
+        table.reference = made
+    columns = {"p50 ms": found["p50 ms 1"], "texts/s": found["texts/s"], "worst cosine": table.cosine(made)}
+    table.add(library, f"{dtype}, batch 32 in a loop", **{"images/s": found["images/s 32"]} | columns)
+    table.add(library, f"{dtype}, batch 1 in a loop", **{"images/s": found["images/s 1"], "p50 ms": found["p50 ms 1"]})
+
+
+def sentence_transformers(table: Table, recipe: Recipe) -> None:
+    """Both dtypes."""
+    install(recipe)
+    for dtype in ("float32", "bfloat16"):
+        loop(table, recipe.name, dtype, recipe.folder)
+
+
+def infinity(table: Table, recipe: Recipe) -> None:
+    """Each of its settings on a server of its own; a setting that fails does not end the others."""
+    install(recipe)
+    for setting, arguments, warmup in INFINITY[: table.options.settings]:
+        say(f"infinity, {setting}")
+        try:
+            with infinity_server(recipe, arguments) as address:
+                base = Plan("", address, protocol="http", model="clip", seconds=table.options.seconds, warmup=warmup)
+                values = service(table, base, base)
+                values["worst cosine"] = table.cosine(http_vectors(address, jpegs(8)))
+            table.add(INFINITY_NAME, f"{setting}, HTTP", **values)
+        except (PeerUnavailable, LoadFailed, OSError) as error:
+            table.add(INFINITY_NAME, f"{setting}, HTTP", note=f"not measured: {error}")
+
+
+@contextmanager
+def infinity_server(recipe: Recipe, arguments: Sequence[str]) -> Iterator[str]:
+    """Its address; the server ends with the block."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(recipe.folder / "bin" / "infinity_emb"), "v2", "--model-id", str(checkpoint())]
+    command += ["--served-model-name", "clip", "--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
+    command += ["--no-model-warmup", "--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *arguments]
+    own = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "PYTHONPATH": ""}
+    with tempfile.TemporaryFile("w+") as log:
+        server = subprocess.Popen(
+            command, cwd=recipe.folder, stdout=log, stderr=log, env=os.environ | own, stdin=subprocess.DEVNULL
+        )
+        try:
+            _wait_for(f"http://127.0.0.1:{port}/health", server)
+            yield f"127.0.0.1:{port}"
+        except TimeoutError:
+            log.seek(0)
+            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
+            raise PeerUnavailable(f"its server did not start: {last[:200]}") from None
+        finally:
+            server.terminate()
+            try:
+                server.wait(15)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def http_vectors(address: str, pictures: Sequence[bytes]) -> np.ndarray:
+    """Vectors of pictures by OpenAI's route."""
+    given = [f"data:image/jpeg;base64,{base64.b64encode(data).decode()}" for data in pictures]
+    body = json.dumps({"model": "clip", "input": given, "modality": "image"}).encode()
+    request = urllib.request.Request(f"http://{address}/embeddings", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return np.array([row["embedding"] for row in json.load(answer)["data"]], dtype=np.float32)
+
+
+def clip_as_service(table: Table, recipe: Recipe) -> None:
+    """Only installed: it takes no checkpoint from a folder in transformers' layout, so it cannot serve this one."""
+    install(recipe)
+    raise PeerUnavailable("installed, but it loads only the checkpoints that it names, from its own hub")
+
+
+def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The best of each peer over its settings, and ours over it."""
+    figures: dict[str, float] = {}
+    for who in dict.fromkeys(row["who"] for row in rows):
+        measured = [row for row in rows if row["who"] == who]
+        for column, best in (("images/s", max), ("p50 ms", min), ("texts/s", max)):
+            values = [row[column] for row in measured if row[column] is not None]
+            if who != OURS and values:
+                figures[f"{who} {column}"] = best(values)
+    for setting in ("bf16", "int8"):
+        mine = next((row for row in rows if row["who"] == OURS and row["setting"] == setting), None)
+        if mine is None:
+            continue
+        for name, value in list(figures.items()):
+            column = name.split(" ", 1)[1]
+            if name.split(" ", 1)[0] != OURS and mine.get(column) is not None and " over " not in name:
+                figures[f"{OURS} {setting} over {name}"] = mine[column] / value
+    return figures
+
+
+def attempt(table: Table, who: str, run: Callable[[], None]) -> None:
+    """A peer that fails has a row which says why."""
+    say(who)
+    try:
+        run()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        kind = "not measured" if isinstance(error, PeerUnavailable) else f"failed, {type(error).__name__}"
+        say(f"  {kind}: {reason}")
+        table.add(who, "", note=f"{kind}: {reason}")
+
+
+def main() -> None:
+    """Prints and writes peers.json."""
+    parser = arguments_of(__doc__)
+    known = ["transformers", "sentence-transformers", "infinity", "clip-as-service", "vitfleet"]
+    parser.add_argument("--only", nargs="+", default=known, choices=known, help="leave the others out")
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--settings", type=int, default=len(INFINITY), help="of infinity, the first so many")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each figure")
+    add_model(parser)
+    options = parser.parse_args()
+    table, made = Table(options), recipes()
+    steps: dict[str, Sequence[Callable[[], None]]] = {
+        "transformers": [
+            lambda: loop(table, "transformers", "float32"),
+            lambda: loop(table, "transformers", "bfloat16"),
+        ],
+        "sentence-transformers": [lambda: sentence_transformers(table, made["sentence-transformers"])],
+        "infinity": [lambda: infinity(table, made["infinity"])],
+        "clip-as-service": [lambda: clip_as_service(table, made["clip-as-service"])],
+        "vitfleet": [
+            lambda: ours(table, "bf16", {}, text=True),
+            lambda: ours(table, "int8", {"quantization": "int8"}, text=False),
+        ],
+    }
+    for who in options.only:
+        for step in steps[who]:
+            attempt(table, who, step)
+    versions = {name: recipe.version() for name, recipe in made.items() if (recipe.folder / ".ready").exists()}
+    more = {"figures": figures_of(table.rows), "model": options.model, "peers": versions}
+    publish(options.folder, "peers", TITLE, table.rows, **more)
+
+
+def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+    until = time.monotonic() + SERVER_TIMEOUT_S
+    while time.monotonic() < until and server.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.5)
+    raise TimeoutError
+
+
+if __name__ == "__main__":
+    main()
