@@ -27,7 +27,7 @@ class StartupProof:
         capabilities = backend_class("reference").capabilities
         oracle = ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities)
         runner = EagerRunner(tower, Dispatcher(oracle), open_device("cpu"), torch.float32)
-        output, _ = runner.run(Bucket(len(golden)), tower.collate(golden), tokens=True)
+        output, _ = runner.run(Bucket(len(golden)), tower.gather(golden), tokens=True)
         self._vectors = output.vectors.numpy()
         self._features = [] if output.tokens is None else split_tokens(tower, golden, output.tokens.numpy())
 

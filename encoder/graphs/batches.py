@@ -40,9 +40,9 @@ def split(lengths: Sequence[int], buckets: Collection[Bucket]) -> list[list[int]
 def bucket_inputs(tower: Tower[Any], items: Sequence[Any], bucket: Bucket) -> dict[str, torch.Tensor]:
     """Host inputs of exactly the bucket's size; the items' rows come first, the rest is filler."""
     if bucket.packed:
-        return pad_packed(tower.collate(items), bucket)
+        return pad_packed(tower.gather(items), bucket)
     filled = [*items, *([items[-1]] * (bucket.batch - len(items)))]
-    return tower.collate(filled, length=bucket.length or None)
+    return tower.gather(filled, length=bucket.length or None)
 
 
 def split_tokens(tower: Tower[Any], items: Sequence[Any], tokens: np.ndarray) -> list[np.ndarray]:

@@ -127,7 +127,7 @@ class BucketedForward:
         return output, trace, self._runner.name
 
     def _run_eager(self, items: Sequence[Any], tokens: bool = False) -> tuple[TowerOutput, CallTrace, str]:
-        output, trace = self._eager.run(Bucket(len(items)), self._runner.tower.collate(items), tokens=tokens)
+        output, trace = self._eager.run(Bucket(len(items)), self._runner.tower.gather(items), tokens=tokens)
         self.counters["eager_run"] += 1
         return output, trace, self._eager.name
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from encoder.attention.backend import dtype_name
 from encoder.attention.dispatch import CallTrace, SegmentsByName
 from encoder.attention.hf import attending
 from encoder.graphs.runner import BOUNDARIES, WINDOWS, Bucket, GraphRunner
@@ -22,6 +23,7 @@ class Captured:
 
     graph: Any
     inputs: dict[str, torch.Tensor]
+    staging: dict[str, torch.Tensor]
     segments: SegmentsByName
     output: TowerOutput
     trace: CallTrace
@@ -59,6 +61,10 @@ class CapturingRunner(GraphRunner):
     def update(self, captured: Captured, inputs: Inputs) -> None:
         """Gives a captured graph what it reads on the host, before a replay."""
 
+    def staging_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Host memory of a tensor's shape and dtype from which the device is fed; pinned where a runner can have it."""
+        return torch.empty_like(tensor)
+
     def capture(self, bucket: Bucket, inputs: Inputs) -> int:
         index = self.device.index
         with self.accelerator.device(index):
@@ -80,13 +86,13 @@ class CapturingRunner(GraphRunner):
 
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         captured = self._captured[bucket]
-        given = {name: tuple(tensor.shape) for name, tensor in inputs.items()}
-        wanted = {name: tuple(tensor.shape) for name, tensor in captured.inputs.items()}
-        if given != wanted:  # a copy would broadcast in silence
+        given, wanted = kinds_of(inputs), kinds_of(captured.inputs)
+        if given != wanted:  # a copy would broadcast, and round, in silence
             raise ValueError(f"bucket {bucket} was captured with inputs {wanted} and is given {given}")
         with self.accelerator.device(self.device.index), torch.inference_mode():
             for name, buffer in captured.inputs.items():
-                buffer.copy_(inputs[name], non_blocking=True)
+                # By way of memory that the device reads by itself. It was read before the last run's vectors came.
+                buffer.copy_(captured.staging[name].copy_(inputs[name]), non_blocking=True)
             self.update(captured, inputs)
             captured.graph.replay()
             output = TowerOutput(
@@ -113,6 +119,7 @@ class CapturingRunner(GraphRunner):
             self._pool = self.accelerator.graph_pool_handle()
         # Buffers are made outside inference mode, so that copies into them are allowed for the life of the graph.
         static = {name: tensor.clone() for name, tensor in self.to_device(inputs).items()}
+        staging = {name: self.staging_buffer(tensor) for name, tensor in inputs.items()}
         segments = self.capture_segments(bucket, inputs, static)
         failed: Exception | None = None
         with torch.inference_mode():
@@ -120,7 +127,7 @@ class CapturingRunner(GraphRunner):
             with self.accelerator.stream(self._stream):
                 for _ in range(WARM_UPS):
                     with attending(self.dispatcher, segments):
-                        self.tower.forward(static)
+                        self.forward(static)
             self.accelerator.synchronize()
             graph = self.new_graph()
             try:
@@ -129,7 +136,7 @@ class CapturingRunner(GraphRunner):
                     self.capturing(graph, self._pool, self._stream, segments),
                 ):
                     try:
-                        output = self.tower.forward(static)
+                        output = self.forward(static)
                     except Exception as error:
                         failed = error
                         raise
@@ -139,7 +146,12 @@ class CapturingRunner(GraphRunner):
                     raise failed or error from None
                 finally:
                     failed = None  # else it would keep this frame, and so the buffers, alive
-        return Captured(graph, static, segments, output, trace)
+        return Captured(graph, static, staging, segments, output, trace)
+
+
+def kinds_of(inputs: Inputs) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Dtype and shape of each."""
+    return {name: (dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in inputs.items()}
 
 
 def _to_host(buffer: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,9 @@ class CudaGraphRunner(CapturingRunner):
         )
         return context
 
+    def staging_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(tensor, pin_memory=True)
+
     def capture_segments(self, bucket: Bucket, inputs: Inputs, static: Inputs) -> SegmentsByName:
         longest = longest_segments(bucket, inputs)
         return {name: Segments(static[name], None, length, name=name) for name, length in longest.items()}

@@ -25,7 +25,7 @@ class EagerRunner(GraphRunner):
 
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         with torch.inference_mode(), attending(self.dispatcher, self.eager_segments(inputs)) as trace:
-            output = self.tower.forward(self.to_device(inputs))
+            output = self.forward(self.to_device(inputs))
         features = output.tokens.float().cpu() if tokens and output.tokens is not None else None
         return TowerOutput(output.vectors.float().cpu(), features), trace
 

@@ -181,7 +181,7 @@ class BucketProof:
     def _eager_inputs(self, bucket: Bucket, places: Sequence[int]) -> Inputs:
         """What eager would be given for these items: packed batches have no filler then."""
         if bucket.packed:
-            return self._runner.tower.collate([self._samples[place] for place in places])
+            return self._runner.tower.gather([self._samples[place] for place in places])
         return self._inputs(bucket, places)
 
     def _trial(self, bucket: Bucket, places: tuple[int, ...]) -> Trial | None:

@@ -168,9 +168,13 @@ class GraphRunner(ABC):
             if name in inputs
         }
 
+    def forward(self, inputs: Inputs) -> TowerOutput:
+        """The tower on inputs that are on the device: what is left of preprocessing, then floats in the dtype."""
+        finished = self.tower.finish(inputs)
+        return self.tower.forward(
+            {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in finished.items()}
+        )
+
     def to_device(self, inputs: Inputs) -> dict[str, torch.Tensor]:
-        """Host inputs on the device, floats in the forward's dtype."""
-        return {
-            name: tensor.to(self.device.torch_name, self.dtype if tensor.is_floating_point() else tensor.dtype)
-            for name, tensor in inputs.items()
-        }
+        """Host inputs on the device, as they are."""
+        return {name: tensor.to(self.device.torch_name) for name, tensor in inputs.items()}

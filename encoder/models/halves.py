@@ -10,11 +10,12 @@ import torch
 
 from encoder.errors import CheckpointError
 from encoder.golden import golden_pictures, golden_texts
-from encoder.models.tower import Tower
+from encoder.models.tower import Inputs, Tower
 from encoder.preprocess.text import TextPipeline, TokenizedText
 from encoder.preprocess.transform import ImageTransform
 
 Item = TypeVar("Item")
+PIXELS = "pixel_values"
 
 
 class VisionTower(Tower[Item]):
@@ -49,7 +50,16 @@ class PictureTower(VisionTower[np.ndarray]):
         return height // self.patch_size, width // self.patch_size
 
     def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
-        return {"pixel_values": torch.from_numpy(self.transform.normalize(np.stack(items)))}
+        return self.finish(self.gather(items, length=length))
+
+    def gather(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        """Levels as they are, a quarter of the bytes; a processor that rescales first has floats already."""
+        pixels = torch.from_numpy(np.stack(items))
+        return {PIXELS: pixels if pixels.dtype is torch.uint8 else self.transform.normalize_tensor(pixels)}
+
+    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        pixels = inputs[PIXELS]
+        return {PIXELS: self.transform.normalize_tensor(pixels) if pixels.dtype is torch.uint8 else pixels}
 
     def golden_items(self) -> list[np.ndarray]:
         return [self.transform.of_levels(picture) for picture in golden_pictures(*self.transform.output_size)]

@@ -91,6 +91,17 @@ class Tower(ABC, Generic[Item]):
     def collate(self, items: Sequence[Item], *, length: int | None = None) -> dict[str, torch.Tensor]:
         """Host tensors of a batch, first dimension the batch; texts padded to `length` tokens, or the longest."""
 
+    def gather(self, items: Sequence[Item], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        """As `collate`, with as little done as the host has to do: `finish` does the rest where the model is."""
+        return self.collate(items, length=length)
+
+    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        """What `gather` has left to do, in float32, on whatever device the inputs are; those of `collate` stay as is.
+
+        Gives the same bits everywhere: what it does to a number are single operations that IEEE 754 rounds.
+        """
+        return dict(inputs)
+
     def length_of(self, item: Item) -> int:
         """Tokens of an item, by which its bucket is chosen; 0 where all items have one size, as pictures do."""
         return 0

@@ -92,21 +92,26 @@ class ImageTransform:
         return np.asarray(levels.astype(np.float32) * np.float32(factor))
 
     def normalize(self, batch: np.ndarray) -> np.ndarray:
-        """What `resize_crop` gives, [n, 3, H, W], to float32: the rescale and normalise steps that are left."""
+        """As `normalize_tensor`, for arrays."""
+        return self.normalize_tensor(torch.from_numpy(batch)).numpy()
+
+    def normalize_tensor(self, batch: torch.Tensor) -> torch.Tensor:
+        """What `resize_crop` gives, [n, 3, H, W], to float32 on its device: the rescale and normalise steps left."""
         settings = self.settings
         factor = None if settings.rescale_first else settings.rescale_factor
         if self.mode == "pil" and factor is not None:
             levels = (np.arange(256, dtype=np.float64) * factor).astype(np.float32)
-            out = np.take(levels, batch)
+            out = torch.from_numpy(levels).to(batch.device)[batch.long()]
         else:
-            out = batch.astype(np.float32)
+            out = batch.to(torch.float32, copy=True)
         # The fused form: mean and std are brought to the scale of the pixels, not the pixels to theirs.
         fused = np.float32(1.0 / factor) if self.mode == "torch" and factor is not None else np.float32(1.0)
         if settings.mean is not None and settings.std is not None:
-            out -= np.array(settings.mean, dtype=np.float32)[:, None, None] * fused
-            out /= np.array(settings.std, dtype=np.float32)[:, None, None] * fused
+            for channel, (mean, std) in enumerate(zip(settings.mean, settings.std, strict=True)):
+                # Plain numbers, rounded to float32: a tensor of them would have to be brought to the device.
+                out[:, channel].sub_(float(np.float32(mean) * fused)).div_(float(np.float32(std) * fused))
         elif self.mode == "torch" and factor is not None:
-            out *= np.float32(factor)
+            out.mul_(float(np.float32(factor)))
         return out
 
     def describe(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from encoder.attention.registry import backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.graphs import proof
 from encoder.graphs.bucketed import BucketedForward
-from encoder.graphs.captured import Captured
+from encoder.graphs.captured import Captured, CapturingRunner
 from encoder.graphs.cuda import CudaGraphRunner
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
@@ -75,6 +75,10 @@ class Runner(CudaGraphRunner):
     @property
     def accelerator(self) -> Any:
         return self.recording
+
+    def staging_buffer(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Without a device nothing can be pinned."""
+        return CapturingRunner.staging_buffer(self, tensor)
 
 
 def rig(
@@ -150,7 +154,7 @@ class FreesBuffers(Runner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         kept = super()._capture(bucket, inputs)
         copies = {name: tensor.clone() for name, tensor in kept.inputs.items()}
-        return Captured(kept.graph, copies, kept.segments, kept.output, kept.trace)
+        return dataclasses.replace(kept, inputs=copies)
 
 
 class MaxLengthOfTheCapture(Runner):

@@ -1,6 +1,7 @@
 """CUDA graphs on a real GPU: whole engines, packed towers, wrong graphs, and what a failed capture leaves behind."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class FreesBuffers(CudaGraphRunner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         kept = super()._capture(bucket, inputs)
         copies = {name: tensor.clone() for name, tensor in kept.inputs.items()}
-        return Captured(kept.graph, copies, None, kept.output, kept.trace)
+        return replace(kept, inputs=copies, segments={})
 
 
 class ForgetsOneInput(CudaGraphRunner):

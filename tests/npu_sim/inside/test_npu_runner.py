@@ -174,7 +174,7 @@ def test_buckets_are_given_back(simulator: Simulator) -> None:
     assert simulator.runtime.used_memory(0) <= memory
     assert simulator.runtime.live_streams(0) <= streams + 2  # the runner's own two
     assert rig.prepare().states == ["ready"] * 3  # and again, from an empty pool
-    assert rig.runner.run(Bucket(1), rig.tower.collate(rig.tower.golden_items()[:1]))[0].vectors.isfinite().all()
+    assert rig.runner.run(Bucket(1), rig.tower.gather(rig.tower.golden_items()[:1]))[0].vectors.isfinite().all()
 
 
 def test_no_memory_at_capture(simulator: Simulator) -> None:
@@ -323,7 +323,7 @@ class FreesBuffers(NpuGraphRunner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         kept = super()._capture(bucket, inputs)
         copies = {name: tensor.clone() for name, tensor in kept.inputs.items()}
-        return Captured(kept.graph, copies, {}, kept.output, kept.trace)
+        return dataclasses.replace(kept, inputs=copies, segments={})
 
 
 class DropsOutput(NpuGraphRunner):
@@ -334,7 +334,7 @@ class DropsOutput(NpuGraphRunner):
         output = TowerOutput(
             kept.output.vectors.clone(), None if kept.output.tokens is None else kept.output.tokens.clone()
         )
-        return Captured(kept.graph, kept.inputs, kept.segments, output, kept.trace)
+        return dataclasses.replace(kept, output=output)
 
 
 class BakesBoundaries(NpuGraphRunner):
@@ -349,7 +349,7 @@ class ForgetsOneInput(NpuGraphRunner):
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> Any:
         captured = self._captured[bucket]
         name = "patches" if "patches" in inputs else next(iter(inputs))
-        return super().run(bucket, {**inputs, name: captured.inputs[name].cpu().float()}, tokens=tokens)
+        return super().run(bucket, {**inputs, name: captured.inputs[name].cpu()}, tokens=tokens)
 
 
 WRONG: list[tuple[type[NpuGraphRunner], str, Callable[[], Tower[Any]], list[Bucket], str]] = [
@@ -380,10 +380,12 @@ def test_graphs_that_are_wrong_are_found_out(
 def test_inputs_of_another_size_are_refused() -> None:
     """A copy into the buffers would spread one picture over all of them without a word."""
     rig = Rig(demo(), PICTURES).prepare()
-    one = rig.tower.collate(rig.tower.golden_items()[:1])
+    one = rig.tower.gather(rig.tower.golden_items()[:1])
     with pytest.raises(
         ValueError, match=r"bucket batch=4 was captured with inputs .*\(4, 3, 64, 64\).*\(1, 3, 64, 64\)"
     ):
         rig.runner.run(Bucket(4), one)
     with pytest.raises(ValueError, match="bucket batch=1"):
         rig.runner.run(Bucket(1), {})
+    with pytest.raises(ValueError, match=r"captured with inputs .*uint8.*and is given .*float32"):
+        rig.runner.run(Bucket(1), rig.tower.finish(one))

@@ -1,0 +1,53 @@
+"""What is left of preprocessing for the device gives the same bits as on the host, whichever way it comes."""
+
+import numpy as np
+import pytest
+import torch
+
+from encoder.engine import Engine
+from encoder.models.halves import PIXELS
+from encoder.preprocess.transform import ImageTransform, Mode
+from encoder.settings import EngineSettings
+from tests.support.checkpoints import PREPROCESSOR
+
+LEVELS = np.random.default_rng(0).integers(0, 256, (3, 3, 224, 224), dtype=np.uint8)
+
+
+def written_out(transform: ImageTransform, batch: np.ndarray) -> np.ndarray:
+    """With numpy, one float32 operation after the other."""
+    settings = transform.settings
+    mean, std = (np.array(values, np.float32)[:, None, None] for values in (settings.mean, settings.std))
+    if transform.mode == "pil":
+        scaled = (batch.astype(np.float64) * settings.rescale_factor).astype(np.float32)
+        return (scaled - mean) / std
+    fused = np.float32(1.0 / settings.rescale_factor)
+    return (batch.astype(np.float32) - mean * fused) / (std * fused)
+
+
+@pytest.mark.parametrize("mode", ["torch", "pil"])
+def test_tensors_and_arrays_are_normalised_alike(mode: Mode) -> None:
+    transform = ImageTransform.from_config(PREPROCESSOR, mode)
+    expected = written_out(transform, LEVELS)
+    assert np.array_equal(transform.normalize(LEVELS), expected)
+    given = torch.from_numpy(LEVELS)
+    assert np.array_equal(transform.normalize_tensor(given).numpy(), expected)
+    assert np.array_equal(given.numpy(), LEVELS)  # what came in is left as it was
+
+
+def test_without_a_mean_it_is_scaled_and_floats_are_not_touched() -> None:
+    plain = ImageTransform.from_config({**PREPROCESSOR, "do_normalize": False}, "torch")
+    assert np.array_equal(plain.normalize(LEVELS), LEVELS.astype(np.float32) * np.float32(1 / 255))
+    floats = torch.rand(2, 3, 4, 4)
+    kept = floats.clone()
+    plain.normalize_tensor(floats)
+    assert torch.equal(floats, kept)
+
+
+@pytest.mark.parametrize("mode", ["torch", "pil"])
+def test_a_tower_hands_the_device_levels_and_finishes_them_there(mode: str) -> None:
+    engine = Engine.load(EngineSettings.model_validate({"preprocess": mode, "runner": "eager", "buckets": [1]}))
+    tower, items = engine._tower, engine._golden
+    gathered, whole = tower.gather(items), tower.collate(items)
+    assert gathered[PIXELS].dtype is torch.uint8 and whole[PIXELS].dtype is torch.float32
+    assert torch.equal(tower.finish(gathered)[PIXELS], whole[PIXELS])
+    assert torch.equal(tower.finish(whole)[PIXELS], whole[PIXELS])  # twice is once
