@@ -32,6 +32,7 @@ from encoder.preprocess.flatten import cmyk_to_rgb, on_background, to_rgb
 from encoder.preprocess.jpeg import read_jpeg
 from encoder.preprocess.jpeg_markers import Scans, check_markers
 from encoder.preprocess.orientation import INVERSE, exif_orientation, turn
+from encoder.preprocess.png import png_pixels
 from encoder.preprocess.policy import DecodeLimits, DecodePolicy
 from encoder.preprocess.reader import open_picture, read_picture
 from encoder.preprocess.sniff import ACCEPTED, picture_format
@@ -66,7 +67,7 @@ def decode_light(
     with _as_invalid_image(name, limits):
         if name == "JPEG":
             return _light_jpeg(content, limits, policy)
-        if name == "PNG" and _work(open_picture(content, name, limits)) <= LIGHT_WORK:
+        if name == "PNG" and png_pixels(content) <= LIGHT_WORK:
             return _read(content, name, limits, policy)
         return None
 
@@ -122,14 +123,10 @@ def _as_invalid_image(name: str, limits: DecodeLimits) -> Iterator[None]:
         raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
 
 
-def _work(header: Image.Image, passes: int = 1) -> int:
-    return header.width * header.height * passes
-
-
 def _light_jpeg(content: bytes, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray | None:
     scans = check_markers(content)
     header = open_picture(content, "JPEG", limits)
-    if _work(header, scans.passes) > LIGHT_WORK:
+    if header.width * header.height * scans.passes > LIGHT_WORK:
         return None
     pixels = _fast_jpeg(content, header, scans, policy)
     return None if pixels is None else _upright(pixels, header, policy)

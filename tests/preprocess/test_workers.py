@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from encoder.errors import DecoderLost, InvalidImage, NotReady
 from encoder.preprocess import workers
@@ -103,13 +104,14 @@ class TestPixels:
             assert str(found.value) == str(expected.value)
         assert decoder.counters().get("decode_workers_lost", 0) == 0
 
-    def test_rare_and_heavy_jpegs_go_to_a_worker(self, make: Callable[..., Decoder]) -> None:
+    def test_rare_heavy_and_large_ones_go_to_a_worker(self, make: Callable[..., Decoder]) -> None:
         """Time grows with the scans of a progressive file, which no thread could be stopped in."""
         decoder = Decoder(*PLAIN, "auto")
         heavy = file_of(photo(2000, 2400), "JPEG", progressive=True)
         rare = FILES["JPEG"][:-2] + bytes(9) + FILES["JPEG"][-2:]
+        large = file_of(Image.new("1", (8000, 4001)), "PNG")
         try:
-            for data, seen in ((FILES["JPEG"], 0), (heavy, 1), (rare, 2)):
+            for data, seen in ((FILES["JPEG"], 0), (FILES["PNG"], 0), (heavy, 1), (rare, 2), (large, 3)):
                 assert np.array_equal(decoder.decode(data), decode_image(data))
                 assert decoder.counters().get("decoded_in_worker", 0) == seen
         finally:
