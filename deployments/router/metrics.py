@@ -13,12 +13,15 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from encoder.errors import InvalidInput
+from encoder.v1 import encoder_pb2 as pb
 
 if TYPE_CHECKING:
     from deployments.router.calls import Call
     from deployments.router.pools import Pool
 
 PREFIX = "vitfleet_router_"
+# How the reason begins for which a replica gave up a backend that did not prove itself: encoder.engine.
+DEMOTED_REASON = "self-check failed"
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -138,6 +141,23 @@ class PoolGauges(Collector):
         yield _gauge(
             "pool_ejected", "1 while a pool is left out", pools, lambda pool: pool.ejection.is_out(time.monotonic())
         )
+        yield _gauge("pool_replicas", "Replicas that a pool reported", pools, lambda pool: len(pool.reports))
+        yield _gauge(
+            "pool_demoted_replicas",
+            "Replicas of a pool that gave up a backend, since it failed its self-check",
+            pools,
+            lambda pool: sum(_demoted(report) for report in pool.reports),
+        )
+        yield _gauge(
+            "pool_failed_self_checks",
+            "Self-checks that a pool's replicas failed, those of backends that were given up for it included",
+            pools,
+            lambda pool: sum(not check.passed for report in pool.reports for check in report.self_checks),
+        )
+
+
+def _demoted(report: pb.ReplicaReport) -> bool:
+    return any(rejected.reason.startswith(DEMOTED_REASON) for rejected in report.backend.rejected)
 
 
 def _gauge(name: str, told: str, pools: Sequence["Pool"], read: Callable[["Pool"], float]) -> GaugeMetricFamily:

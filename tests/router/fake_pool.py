@@ -79,6 +79,8 @@ class FakePool:
     counters: dict[str, int] = field(default_factory=dict)
     # Outcome of each replica's self-check; None: none was made.
     self_check: bool | None = True
+    # So many replicas gave up a backend that failed its self-check.
+    demoted: int = 0
     # Set in every answer's provenance when it is not empty.
     fallback_reason: str = ""
     dimensions: int = DIMENSIONS
@@ -247,6 +249,11 @@ class FakePool:
         if failure is not None:
             await context.abort(failure.code, failure.details)
         checks = [] if self.self_check is None else [pb.SelfCheckReport(backend="sdpa", passed=self.self_check)]
+        failed = [pb.SelfCheckReport(backend="ascend_attn", passed=False)]
+        given_up = [
+            pb.RejectedBackend(name="flash_attn", reason="not installed"),
+            pb.RejectedBackend(name="ascend_attn", reason="self-check failed: mask none: cosine 0.5"),
+        ]
         replicas = [
             pb.ReplicaReport(
                 replica=name,
@@ -254,13 +261,15 @@ class FakePool:
                 model=self.model,
                 model_revision=self.revision,
                 fingerprint=self.replica_fingerprints.get(name, self.fingerprint),
-                backend=pb.BackendReport(name="sdpa", mask_needs=self.backend_masks),
-                self_checks=checks,
+                backend=pb.BackendReport(
+                    name="sdpa", mask_needs=self.backend_masks, rejected=given_up[: 2 if number < self.demoted else 1]
+                ),
+                self_checks=[*failed[: number < self.demoted], *checks],
                 items_per_second=self.items_per_second,
                 counters=self.counters,
                 compute_dtype=self.dtype,
             )
-            for name in self.replica_names
+            for number, name in enumerate(self.replica_names)
         ]
         return pb.GetBackendReportResponse(replicas=replicas).SerializeToString()
 

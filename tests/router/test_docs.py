@@ -80,6 +80,7 @@ def test_every_metric_is_named_and_no_other() -> None:
     assert {name for name in real if f"{name}_total" not in real} <= told
     assert gauges == {
         "pool_in_flight_items", "pool_items_per_second", "pool_healthy", "pool_quarantined", "pool_ejected",
+        "pool_replicas", "pool_demoted_replicas", "pool_failed_self_checks",
     }  # fmt: skip
 
 

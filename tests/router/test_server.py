@@ -158,6 +158,22 @@ async def test_metrics_are_served_and_count() -> None:
     assert after['calls_total{code="OK",' + of_images] == 4.0
 
 
+async def test_metrics_count_replicas_that_were_demoted() -> None:
+    demoted = FakePool("vision-npu", replicas=3, demoted=2)
+    unproven = FakePool("vision-cpu", replicas=2, self_check=False)
+    silent = FakePool("text", tower="text", report_failure=Failure(grpc.StatusCode.INTERNAL))
+    async with fleet(demoted, unproven, silent, metrics_port=0) as started:
+        told = await scrape(started)
+    found = {
+        pool: tuple(
+            told[f'pool_{name}{{pool="{pool}"}}'] for name in ("replicas", "demoted_replicas", "failed_self_checks")
+        )
+        for pool in ("vision-npu", "vision-cpu", "text")
+    }
+    # A backend that is given up for another reason is no demotion.
+    assert found == {"vision-npu": (3, 2, 2), "vision-cpu": (2, 0, 2), "text": (0, 0, 0)}
+
+
 async def test_the_access_log_tells_the_call_and_never_its_content(lines: io.StringIO) -> None:
     vision, text = FakePool("vision-cpu"), FakePool("text", tower="text")
     async with fleet(vision, text) as started:
