@@ -53,6 +53,7 @@ ALL = (
         ("--kinds", "vision bf16 openvino", "--batches", "1", "--seconds", "1", "--no-limit"),
     ),
     Step("preprocess", "JPEG to pixels", 120, ("--pictures", "4", "--seconds", "0.5")),
+    Step("isolation", "decoding in worker processes", 90, ("--seconds", "0.1")),
     Step("router", "the router in front of a trivial pool", 150, ("--rounds", "1", "--seconds", "1", "--clients", "8")),
     Step("start", "starts with an empty and a filled cache", 300, (*DEMO, "--again", "1")),
     Step(

@@ -96,7 +96,7 @@ def main() -> None:
             rate, shapes = rates(batch, dtype)
             rows += shapes
             totals.append({"dtype": dtype, "batch": batch, "GFLOP/s": rate})
-    publish(arguments.folder, "ceiling", "Matrix rate at the tower's own shapes", totals, shapes=rows)
+    publish("ceiling", "Matrix rate at the tower's own shapes", totals, folder=arguments.folder, shapes=rows)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,8 @@ def main() -> None:
             rows += bare(kind, arguments.batches, arguments.seconds, arguments.limit)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             say(f"  {error}")
-        keep(arguments.folder, "engine", TITLE, rows)
-    publish(arguments.folder, "engine", TITLE, rows)
+        keep("engine", TITLE, rows, folder=arguments.folder)
+    publish("engine", TITLE, rows, folder=arguments.folder)
     if len({row["engine"] for row in rows}) < len(arguments.kinds):
         sys.exit(1)
 

@@ -49,7 +49,7 @@ class Findings:
                     "client cores": row["cores"]["client"],
                 }
             )
-            keep(self.folder, "growth", TITLE, self.rows, **self.more)
+            keep("growth", TITLE, self.rows, folder=self.folder, **self.more)
 
 
 def base_of(running: Running, seconds: float) -> Plan:
@@ -67,7 +67,7 @@ def remember(findings: Findings, running: Running, pictures: int) -> None:
         findings.memory.append(
             {"pictures": running.served(), "RSS MB": memory.megabytes, "of it decode workers MB": memory.workers / 1e6}
         )
-        keep(findings.folder, "growth", TITLE, findings.rows, **findings.more)
+        keep("growth", TITLE, findings.rows, folder=findings.folder, **findings.more)
     taken = [sample["RSS MB"] for sample in findings.memory]
     findings.figures |= {
         "pictures": float(running.served()),
@@ -117,7 +117,7 @@ def main() -> None:
     findings = Findings(options.folder, options.model)
     one_replica(findings, options)
     more_replicas(findings, options)
-    publish(options.folder, "growth", TITLE, findings.rows, **findings.more)
+    publish("growth", TITLE, findings.rows, folder=options.folder, **findings.more)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ SECTIONS: Mapping[str, str] = {
     "engine": "`items/s` is by the median forward, `GFLOP/s` and `of the limit` by the quickest, the limit being "
     "`matrix GFLOP/s`, measured in the same process.",
     "preprocess": "`ms` is of the quickest round over all pictures; `times` is the first row's `ms` over the row's.",
+    "isolation": "`ms` is of the quickest round over eight pictures.",
     "serve": "`direct` goes past the router, to Serve's own gRPC port. Each client has a connection of its own; open "
     "loads have Poisson arrivals at a share of the highest closed rate, and latency counts from when one was due. "
     "`cores` is processor time over elapsed time; stages are the service's own, a mean over requests.",

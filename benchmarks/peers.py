@@ -51,7 +51,7 @@ class Table:
         columns = dict.fromkeys(("images/s", "p50 ms", "texts/s", "worst cosine", "note"))
         self.rows.append({"who": who, "setting": setting} | columns | values)
         more = {"figures": figures_of(self.rows), "model": self.options.model}
-        keep(self.options.folder, "peers", TITLE, self.rows, **more)
+        keep("peers", TITLE, self.rows, folder=self.options.folder, **more)
 
     def cosine(self, vectors: np.ndarray) -> float | None:
         """The worst one to transformers' float32 vectors of the same pictures."""
@@ -241,7 +241,7 @@ def main() -> None:
             attempt(table, who, step)
     versions = {name: recipe.version() for name, recipe in made.items() if (recipe.folder / ".ready").exists()}
     more = {"figures": figures_of(table.rows), "model": options.model, "peers": versions}
-    publish(options.folder, "peers", TITLE, table.rows, **more)
+    publish("peers", TITLE, table.rows, folder=options.folder, **more)
 
 
 def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:

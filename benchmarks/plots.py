@@ -39,17 +39,20 @@ def serve(document: Document, path: Path) -> None:
     names = [f"{row['engine']}, {row['load']}" for row in rows]
     with figure(path, 2) as (left, right):
         for colour, share in zip(_colours(), ("p50 ms", "p95 ms", "p99 ms"), strict=False):
-            left.scatter([row[share] for row in rows], names, color=colour, label=share.removesuffix(" ms"), zorder=3)
-        left.invert_yaxis()
-        left.legend(frameon=False)
+            left.scatter(
+                [row[share] for row in rows], range(len(rows)), color=colour, label=share.removesuffix(" ms"), zorder=3
+            )
+        left.set_yticks(range(len(rows)), names)
+        left.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
         dress(left, "Latency through the router", "ms", "", log=True)
         offset = [0.0] * len(rows)
         for colour, role in zip(_colours(), ("replica", "client", "router", "haproxy", "ray"), strict=False):
             values = [row.get(f"{role} cores") or 0.0 for row in rows]
-            right.barh(names, values, left=offset, color=colour, label=role, height=0.6)
+            right.barh(range(len(rows)), values, left=offset, color=colour, label=role, height=0.6)
             offset = [start + value for start, value in zip(offset, values, strict=True)]
-        right.invert_yaxis()
-        right.set_yticklabels([])
+        right.set_yticks(range(len(rows)), [""] * len(rows))
+        for axes in (left, right):
+            axes.set_ylim(len(rows) - 0.5, -0.5)
         right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, fontsize=8)
         dress(right, "Processor time", "cores", "")
 

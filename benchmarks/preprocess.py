@@ -85,7 +85,7 @@ def main() -> None:
         for threads in (1, 2, 4):
             rate = by_threads(run, pictures, threads)
             rows.append({"what": f"vitfleet {mode}, pool of {threads}", "ms": None, "pictures/s": rate})
-    publish(arguments.folder, "preprocess", f"JPEG {WIDTH}×{HEIGHT} to normalised pixels, one thread", rows)
+    publish("preprocess", f"JPEG {WIDTH}×{HEIGHT} to normalised pixels, one thread", rows, folder=arguments.folder)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="serve this instead of ViT-B/32, such as `demo` to see whether all runs")
 
 
-def publish(folder: Path, name: str, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+def publish(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, folder: Path = FOLDER, **more: Any) -> Path:
     """Prints the rows as a table and writes NAME.json into the folder; a row's keys are the columns."""
     show(title, rows)
-    return keep(folder, name, title, rows, **more)
+    return keep(name, title, rows, folder=folder, **more)
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -68,7 +68,7 @@ def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     sys.stdout.flush()
 
 
-def keep(folder: Path, name: str, title: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> Path:
+def keep(name: str, title: str, rows: Sequence[Mapping[str, Any]], *, folder: Path = FOLDER, **more: Any) -> Path:
     """Writes NAME.json; a script that takes minutes does so after each part."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

@@ -100,7 +100,7 @@ def main() -> None:
                 shown = {key: row[key] for key in ("load", "clients", "p50 ms", "p95 ms", "p99 ms", "errors")}
                 way = plan.name.split(",")[0]
                 rows.append({"way": way} | shown | {"requests/s": row["items/s"]} | cores)
-    publish(options.folder, "router", TITLE, rows, figures=figures_of(rows), cores=os.cpu_count())
+    publish("router", TITLE, rows, folder=options.folder, figures=figures_of(rows), cores=os.cpu_count())
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

@@ -31,7 +31,7 @@ class Findings:
     figures: dict[str, float] = field(default_factory=dict)
 
     def keep(self) -> None:
-        keep(self.folder, "serve", TITLE, self.rows, **self.more)
+        keep("serve", TITLE, self.rows, folder=self.folder, **self.more)
 
     @property
     def more(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def main() -> None:
         vision(findings, "int8", {"quantization": "int8"}, argparse.Namespace(**vars(options) | {"open": False}))
     if options.text:
         texts(findings, options)
-    publish(options.folder, "serve", TITLE, findings.rows, **findings.more)
+    publish("serve", TITLE, findings.rows, folder=options.folder, **findings.more)
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for turn in range(1 + options.again):
         rows.append(measure(f"filled, start {turn}" if turn else "empty", options.model))
-        keep(options.folder, "start", TITLE, rows, model=options.model)
+        keep("start", TITLE, rows, folder=options.folder, model=options.model)
     _empty(CACHE)
     filled = min((row["replica ready s"] for row in rows[1:]), default=float("nan"))
     figures = {"ready s, cached": filled, "ready s": rows[0]["replica ready s"]}
-    publish(options.folder, "start", TITLE, rows, figures=figures, model=options.model)
+    publish("start", TITLE, rows, folder=options.folder, figures=figures, model=options.model)
 
 
 def _empty(folder: Path) -> None:

@@ -1,0 +1,78 @@
+"""Every benchmark imports and tells its options; rates and runs without a service."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.__main__ import ALL, PEER_STEP, Step, remember, run
+from benchmarks.load import Ledger, Plan, row_of, slope
+from benchmarks.peers import figures_of
+from benchmarks.results import keep
+
+SCRIPTS = sorted(
+    path.stem for path in Path(benchmarks.__file__).parent.glob("*.py") if "def main()" in path.read_text()
+)
+
+
+def test_each_step_is_a_script() -> None:
+    assert {step.name for step in (*ALL, PEER_STEP)} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = __import__(f"benchmarks.{name}", fromlist=["main"])
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    assert " ".join((module.__doc__ or "").split())[:40] in " ".join(capsys.readouterr().out.split())
+
+
+def test_slope_of_bursts_is_their_mean_rate() -> None:
+    # 32 answers every 0.8 s: 40 a second, though 13 bursts lie within 12 intervals.
+    at = [0.8 * burst for burst in range(13) for _ in range(32)]
+    assert slope(at, [1] * len(at)) == pytest.approx(40.0, rel=0.02)
+
+
+def test_rate_of_few_answers_is_by_their_latency() -> None:
+    ledger = Ledger()
+    ledger.at, ledger.latency, ledger.items = [3.0, 9.0], [6.0, 6.0], [256, 256]
+    row = row_of(Plan("two", "", items=256), ledger, 10.0, {"client": 0.1})
+    assert row["items/s"] == pytest.approx(256 / 6.0)
+    assert row["p50 ms"] == pytest.approx(6000.0)
+
+
+def test_no_answer_is_null_in_json(tmp_path: Path) -> None:
+    row = row_of(Plan("none", ""), Ledger(), 10.0, {})
+    path = keep("none", "None", [row], folder=tmp_path)
+    assert json.loads(path.read_text())["rows"][0]["p50 ms"] is None
+
+
+def test_peers_are_compared_by_their_best_setting() -> None:
+    rows = [
+        {"who": "infinity", "setting": "a", "images/s": 12.0, "p50 ms": 90.0, "texts/s": 50.0},
+        {"who": "infinity", "setting": "b", "images/s": 16.0, "p50 ms": 120.0, "texts/s": None},
+        {"who": "vitfleet", "setting": "bf16", "images/s": 40.0, "p50 ms": 27.0, "texts/s": 200.0},
+        {"who": "vitfleet", "setting": "int8", "images/s": 72.0, "p50 ms": 15.0, "texts/s": None},
+    ]
+    figures = figures_of(rows)
+    assert figures["vitfleet bf16 over infinity images/s"] == 2.5
+    assert figures["vitfleet bf16 over infinity p50 ms"] == pytest.approx(0.3)
+    assert figures["vitfleet bf16 over infinity texts/s"] == 4.0
+    assert figures["vitfleet int8 over infinity images/s"] == 4.5
+    assert "vitfleet int8 over infinity texts/s" not in figures
+
+
+def test_a_step_that_fails_is_told_and_leaves_no_older_figures(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    outcome = run(Step("nowhere", "", 60.0, ()), tmp_path, quick=False)
+    assert (outcome.status, outcome.reason) == ("failed", "exit status 1")
+    (tmp_path / "nowhere.json").write_text("{}")
+    run(Step("nowhere", "", 60.0, ()), tmp_path, quick=False)
+    assert not (tmp_path / "nowhere.json").exists()
+    remember(tmp_path, [outcome])
+    remember(tmp_path, [outcome])
+    assert [step["name"] for step in json.loads((tmp_path / "run.json").read_text())["steps"]] == ["nowhere"]
