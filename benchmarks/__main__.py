@@ -20,7 +20,8 @@ from benchmarks.results import FOLDER, arguments_of, say
 from benchmarks.subjects import FOLDER as SCRATCH
 
 PEERS = "peers"
-GRACE_S = 30.0
+# A fleet that stops in order may take a minute.
+GRACE_S = 90.0
 
 
 @dataclass(frozen=True)

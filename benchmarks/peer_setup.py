@@ -14,7 +14,7 @@ from benchmarks.plan import ROOT
 from benchmarks.results import say
 
 FOLDER = ROOT / ".cache" / "peers"
-PLAN_TIMEOUT_S, INSTALL_TIMEOUT_S = 240.0, 600.0
+INSTALL_TIMEOUT_S = 600.0
 READY = ".ready"
 
 
@@ -30,6 +30,7 @@ class Recipe:
     package: str
     requirements: tuple[str, ...]
     alone: bool = True
+    plan_timeout_s: float = 240.0
 
     @property
     def folder(self) -> Path:
@@ -66,7 +67,10 @@ def recipes() -> dict[str, Recipe]:
         "sentence-transformers": Recipe(
             "sentence-transformers", "sentence-transformers", ("sentence-transformers==6.2.0",), alone=False
         ),
-        "clip-as-service": Recipe("clip-as-service", "clip-server", ("clip-server==0.8.3", "clip-client", torch)),
+        # Of its old dependencies pip tries version after version: a minute and a half shows whether it gets anywhere.
+        "clip-as-service": Recipe(
+            "clip-as-service", "clip-server", ("clip-server==0.8.3", "clip-client", torch), plan_timeout_s=90.0
+        ),
     }
 
 
@@ -90,11 +94,13 @@ def install(recipe: Recipe) -> None:
 
 def refuse_cuda(recipe: Recipe) -> None:
     """Raises PeerUnavailable when pip would pull a CUDA build of torch, which is several GB."""
-    told = _pip(recipe.python, ["install", "--dry-run", *recipe.requirements], PLAN_TIMEOUT_S)
+    told = _pip(recipe.python, ["install", "--dry-run", *recipe.requirements], recipe.plan_timeout_s)
     would = next((line for line in told.splitlines() if line.startswith("Would install ")), "")
     heavy = [name for name in would.removeprefix("Would install ").split() if name.startswith(("nvidia-", "cuda-"))]
     if heavy:
-        raise PeerUnavailable(f"it needs a CUDA build of torch, several GB ({heavy[0]} and {len(heavy) - 1} more)")
+        raise PeerUnavailable(
+            f"not installed: it needs a CUDA build of torch, several GB ({heavy[0]} and {len(heavy) - 1} more)"
+        )
 
 
 def _pip(python: Path, arguments: Sequence[str], timeout_s: float) -> str:
@@ -106,8 +112,8 @@ def _run(command: Sequence[str], timeout_s: float) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=ROOT)
     except subprocess.TimeoutExpired:
-        raise PeerUnavailable(f"pip was not done after {timeout_s:g} s") from None
+        raise PeerUnavailable(f"not installed: pip was not done after {timeout_s:g} s") from None
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise PeerUnavailable(" ".join((errors or ["pip gave no reason"])[0].split())[:300])
+        raise PeerUnavailable("not installed: " + " ".join((errors or ["pip gave no reason"])[0].split())[:300])
     return done.stdout

@@ -175,9 +175,13 @@ def http_vectors(address: str, pictures: Sequence[bytes]) -> np.ndarray:
 
 
 def clip_as_service(table: Table, recipe: Recipe) -> None:
-    """Only installed: it takes no checkpoint from a folder in transformers' layout, so it cannot serve this one."""
-    install(recipe)
-    raise PeerUnavailable("installed, but it loads only the checkpoints that it names, from its own hub")
+    """Its row: clip_server/model/clip_model.py of 0.8.3 takes a name out of three lists, and no folder."""
+    own = "it loads only the checkpoints that it names itself, so not this one"
+    try:
+        install(recipe)
+    except PeerUnavailable as error:
+        raise PeerUnavailable(f"{error}; {own}") from None
+    raise PeerUnavailable(own)
 
 
 def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

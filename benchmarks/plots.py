@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend is chosen first
 from matplotlib.axes import Axes
+from matplotlib.ticker import FormatStrFormatter, NullLocator
 
 Document = Mapping[str, Any]
 COLOURS = ("#2a78d6", "#e07b39", "#2f9e6e", "#8a5fbf", "#c2456b", "#6b7280")
@@ -22,7 +23,8 @@ def engine(document: Document, path: Path) -> None:
         for colour, kind in zip(_colours(), dict.fromkeys(row["engine"] for row in rows), strict=False):
             own = [row for row in rows if row["engine"] == kind]
             line(axes, [row["batch"] for row in own], [row["items/s"] for row in own], kind, colour)
-        dress(axes, "items/s by batch", "images or texts in a batch", "items/s", log=True)
+        batches = sorted({row["batch"] for row in rows})
+        dress(axes, "items/s by batch", "images or texts in a batch", "items/s", log=True, ticks=batches)
         axes.legend(frameon=False)
 
 
@@ -64,7 +66,7 @@ def growth(document: Document, path: Path) -> None:
         for axes, name in zip(panels, names, strict=False):
             own = [row for row in document["rows"] if row["axis"] == name]
             line(axes, [row["value"] for row in own], [row["items/s"] for row in own], "", COLOURS[0])
-            dress(axes, "", name, "items/s", log=True)
+            dress(axes, "", name, "items/s", log=True, ticks=[row["value"] for row in own])
             axes.set_ylim(bottom=0)
 
 
@@ -146,14 +148,17 @@ def bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Seq
     axes.invert_yaxis()
 
 
-def dress(axes: Axes, title: str, x: str, y: str, *, log: bool = False) -> None:
-    """Titles, a quiet grid, and a logarithmic x where asked for."""
+def dress(axes: Axes, title: str, x: str, y: str, *, log: bool = False, ticks: Sequence[float] = ()) -> None:
+    """Titles, a quiet grid, and a logarithmic x where asked for, marked at `ticks` when there are some."""
     axes.set_title(title, fontsize=10, color=INK, loc="left")
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     if log:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%.3g"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    if ticks:
+        axes.set_xticks(list(ticks))
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, labelsize=8)

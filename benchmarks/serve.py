@@ -139,8 +139,8 @@ def main() -> None:
     """Prints and writes serve.json."""
     parser = arguments_of(__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32], help="closed loops of one picture each")
-    parser.add_argument("--seconds", type=float, default=8.0, help="measured for each load")
-    parser.add_argument("--warmup", type=float, default=2.0, help="seconds before")
+    parser.add_argument("--seconds", type=float, default=7.0, help="measured for each load")
+    parser.add_argument("--warmup", type=float, default=1.5, help="seconds before")
     parser.add_argument("--bare-seconds", type=float, default=5.0, help="for each batch of the bare engine")
     for name, what in (
         ("int8", "the int8 engine too"),
@@ -155,7 +155,12 @@ def main() -> None:
     findings = Findings(options.folder, options.model)
     vision(findings, "bf16", {}, options)
     if options.int8:
-        vision(findings, "int8", {"quantization": "int8"}, argparse.Namespace(**vars(options) | {"open": False}))
+        vision(
+            findings,
+            "int8",
+            {"quantization": "int8"},
+            argparse.Namespace(**vars(options) | {"open": False, "direct": False}),
+        )
     if options.text:
         texts(findings, options)
     publish("serve", TITLE, findings.rows, folder=options.folder, **findings.more)
