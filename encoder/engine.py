@@ -31,13 +31,14 @@ from encoder.graphs.runner import Bucket, Calibration, GraphLimits, RunnerOption
 from encoder.identity import code_digest, describe_model
 from encoder.memory import trim
 from encoder.models.checkpoint import Checkpoint, find_checkpoint
-from encoder.models.halves import TextTower, VisionTower
+from encoder.models.halves import PictureTower, TextTower, VisionTower
 from encoder.models.tower import Tower, load_tower
 from encoder.preprocess.decode import DecodeLimits, DecodePolicy, check_pixels
 from encoder.preprocess.isolation import Decoder
 from encoder.preprocess.text import TokenizedText
+from encoder.reduced import drift_items, reduced_side
 from encoder.report import Report, installed_versions
-from encoder.selfcheck import CheckResult
+from encoder.selfcheck import CheckResult, check_vectors
 from encoder.settings import DecodeSettings, EngineSettings
 from encoder.startup_proof import StartupProof
 
@@ -82,7 +83,7 @@ class Engine:
     def __init__(self, settings: EngineSettings, tower: Tower[Any], checkpoint: Checkpoint, device: Device) -> None:
         self._tower = tower
         self._device = device
-        self._decoder = _decoder(settings.decode)
+        self._decoder = _decoder(settings.decode, reduced_side(tower) if settings.preprocess == "reduced" else 0)
         self._dtype_name = device.best_dtype if settings.dtype == "auto" else settings.dtype
         self._buckets, self._text_lengths = settings.buckets, settings.text_lengths
         self._max_batch_tokens = settings.max_batch_tokens
@@ -234,6 +235,7 @@ class Engine:
             self._build(settings, resolved)
             fault = self._prepare(proof, progress)
             if fault is None:
+                self._measure_drift(progress)
                 self._settle()
                 return
             demoted.append((resolved.name, fault))
@@ -242,6 +244,21 @@ class Engine:
             self._forward.release()
             if resolved.name == FALLBACK:
                 raise SelfCheckFailed(f"{self.info.name}: no attention backend computes the right vectors: {fault}")
+
+    def _measure_drift(self, progress: Progress) -> None:
+        """What decoding at a reduced scale costs goes into the report; raises SelfCheckFailed when it is too much."""
+        if not self._decoder.policy.reduced_side or not isinstance(self._tower, PictureTower):
+            return
+        with self._stage("measure reduced decoding", progress):
+            whole, reduced = (self._forward.run(items).vectors for items in drift_items(self._tower, self._decoder))
+            failed = self._first_failed([
+                check_vectors(
+                    reduced, whole, tower=self.tower, backend=self.resolved.name, runner=self._forward.runner_name,
+                    dtype="reduced", mask_need="none", detail="reduced decoding against whole",
+                )
+            ])  # fmt: skip
+        if failed is not None:
+            raise SelfCheckFailed(f"{self.info.name}: {failed.describe()}: use preprocess torch")
 
     def _settle(self) -> None:
         """Ready: what only the start needed is given back, the weights themselves where no batch will run eager."""
@@ -335,7 +352,7 @@ class Engine:
         self._startup.append((name, (time.perf_counter() - started) * 1e3))
 
 
-def _decoder(settings: DecodeSettings) -> Decoder:
+def _decoder(settings: DecodeSettings, least_side: int) -> Decoder:
     limits = DecodeLimits(settings.max_image_bytes, settings.max_pixels, settings.max_side)
-    policy = DecodePolicy(settings.apply_exif_orientation, settings.background, settings.allow_truncated)
+    policy = DecodePolicy(settings.apply_exif_orientation, settings.background, settings.allow_truncated, least_side)
     return Decoder(limits, policy, settings.isolation, settings.time_limit_s)

@@ -21,6 +21,7 @@ TOWER_THRESHOLDS = {
     "bfloat16": (0.998, 2e-2),
     "float16": (0.9998, 5e-3),
     "int8": (0.99, 5e-2),
+    "reduced": (0.98, 1e-1),
 }
 # dtype: (least cosine, greatest absolute error on attended values of about 1)
 ATTENTION_THRESHOLDS = {"float32": (0.999999, 1e-4), "bfloat16": (0.999, 6e-2), "float16": (0.9999, 1e-2)}

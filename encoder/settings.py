@@ -15,7 +15,7 @@ from encoder.errors import InvalidInput
 TowerName = Literal["vision", "text"]
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "openvino", "cuda", "npu"]
-PreprocessMode = Literal["torch", "pil"]
+PreprocessMode = Literal["torch", "pil", "reduced"]
 MIB = 1024 * 1024
 
 
@@ -86,7 +86,9 @@ class EngineSettings(BaseModel):
     graph_memory_bytes: int | None = Field(
         None, ge=0, description="device memory that graphs may hold together; empty: what there is"
     )
-    preprocess: PreprocessMode = "torch"
+    preprocess: PreprocessMode = Field(
+        "torch", description="torch, pil: exact; reduced: as torch, with large JPEGs decoded at a reduced scale"
+    )
     decode: DecodeSettings = DecodeSettings()
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8: vision on OpenVINO, calibrated on pictures; never on by itself"
@@ -101,6 +103,11 @@ class EngineSettings(BaseModel):
         None, gt=0, description="CPU threads of the forward; empty: a pool's num_cpus, else what torch takes"
     )
     self_check: bool = Field(True, description="prove the vectors at start; only benchmarks turn it off")
+
+    @property
+    def pixel_mode(self) -> Literal["torch", "pil"]:
+        """How decoded pixels are resized and normalised."""
+        return "pil" if self.preprocess == "pil" else "torch"
 
     @field_validator("buckets", "text_lengths")
     @classmethod

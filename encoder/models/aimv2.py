@@ -47,7 +47,7 @@ class Aimv2Vision(VisionOnlyTower):
     def read_preprocessing(self, checkpoint: Checkpoint, settings: EngineSettings, vision: Any) -> None:
         """Reads the preprocessing; raises CheckpointError when its size is not the model's."""
         self.patch_size = one_side(checkpoint.name, "patch_size", vision.patch_size)
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         if not vision.is_native:
             self.require_size(checkpoint.name, vision.image_size)
 

@@ -34,7 +34,7 @@ class ClipVision(PictureTower):
         config: Any = self.config_class.from_dict(checkpoint.config)
         vision = half_config(config.vision_config, config.projection_dim)
         self.patch_size = vision.patch_size
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.require_size(checkpoint.name, vision.image_size)
         self.spec = TowerSpec(
             family=self.family,

@@ -28,7 +28,7 @@ class Dinov2(VisionOnlyTower):
         )
         config: Any = config_class.from_dict(checkpoint.config)
         self.patch_size = one_side(checkpoint.name, "patch_size", config.patch_size)
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.prefix = 1 + (config.num_register_tokens if with_registers else 0)
         features = "last layer, after the last norm; class token and registers left out"
         self.spec = self.describe_as(checkpoint.model_type, config, features)

@@ -39,7 +39,7 @@ class Dinov3(VisionOnlyTower):
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config: Any = DINOv3ViTConfig.from_dict(checkpoint.config)
         self.patch_size = one_side(checkpoint.name, "patch_size", config.patch_size)
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.prefix = 1 + config.num_register_tokens
         features = "last layer, after the last norm; class token and registers left out"
         self.spec = self.describe_as("dinov3_vit", config, features)

@@ -52,7 +52,7 @@ class QwenVision(PackedPictures):
         self.head_dim = self.width(vision) // vision.num_heads
         self.transform = qwen_transform(
             checkpoint.image_config(),
-            settings.preprocess,
+            settings.pixel_mode,
             patch=self.patch_size,
             merge=self.merge,
             frames=self.frames,

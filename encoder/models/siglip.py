@@ -24,7 +24,7 @@ class SiglipVision(PictureTower):
         config: Any = SiglipConfig.from_dict(checkpoint.config)
         vision = config.vision_config
         self.patch_size = vision.patch_size
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.require_size(checkpoint.name, vision.image_size)
         self.spec = TowerSpec(
             family="siglip",

@@ -38,7 +38,7 @@ class Siglip2Vision(PackedPictures):
             raise CheckpointError(f"{checkpoint.name}: it has no pooling head, so it gives no vector for a picture")
         self.patch_size = vision.patch_size
         self.transform = naflex_transform(
-            checkpoint.image_config(), settings.preprocess, patch=self.patch_size, max_patches=settings.max_patches
+            checkpoint.image_config(), settings.pixel_mode, patch=self.patch_size, max_patches=settings.max_patches
         )
         self.spec = TowerSpec(
             family="siglip2",

@@ -24,7 +24,7 @@ class Vit(VisionOnlyTower):
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         config: Any = ViTConfig.from_dict(checkpoint.config)
         self.patch_size = one_side(checkpoint.name, "patch_size", config.patch_size)
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.require_size(checkpoint.name, config.image_size)
         self.spec = self.describe_as("vit", config, "last layer, after the last norm; class token left out")
         self.module = load_weights(checkpoint, ViTModel, arguments={"add_pooling_layer": False})

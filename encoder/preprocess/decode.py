@@ -13,6 +13,7 @@
 | floats, 32 bits   | refused: no defined white                                                                      |
 | CMYK, YCCK        | by Adobe's marker (with it, ink is stored inverted), without colour management                 |
 | colour profiles   | ignored, as are PNG gamma and chromaticities                                                   |
+| large JPEGs       | whole; at a reduced scale by the preprocess mode `reduced` alone                               |
 | truncated         | refused; with `allow_truncated` what is missing is grey (JPEG), black or background (others)   |
 | damaged           | a JPEG with broken data is refused too; one that lacks just its end marker is whole (one scan) |
 
@@ -147,7 +148,12 @@ def _jpeg(content: bytes, limits: DecodeLimits, policy: DecodePolicy) -> np.ndar
 
 def _fast_jpeg(content: bytes, header: Image.Image, scans: Scans, policy: DecodePolicy) -> np.ndarray | None:
     return read_jpeg(
-        content, header.size, adobe="adobe" in header.info, one_scan=scans.one, allow_truncated=policy.allow_truncated
+        content,
+        header.size,
+        adobe="adobe" in header.info,
+        one_scan=scans.one,
+        allow_truncated=policy.allow_truncated,
+        reduced_side=policy.reduced_side,
     )
 
 

@@ -42,11 +42,15 @@ class DecodeLimits:
 
 @dataclass(frozen=True)
 class DecodePolicy:
-    """How pixels are made; the table in `encoder.preprocess.decode` says it whole. Part of the fingerprint."""
+    """How pixels are made; the table in `encoder.preprocess.decode` says it whole. Part of the fingerprint.
+
+    `reduced_side`: a JPEG is decoded at half its size or less where no side gets shorter than this; 0: always whole.
+    """
 
     apply_exif_orientation: bool = True
     background: Colour = (255, 255, 255)
     allow_truncated: bool = False
+    reduced_side: int = 0
 
     version: ClassVar[int] = 1
 
@@ -64,4 +68,5 @@ class DecodePolicy:
             "frame": "first",
             "deep_samples": "high byte",
             "colour_profiles": "ignored",
+            **({"reduced_side": self.reduced_side} if self.reduced_side else {}),
         }

@@ -84,10 +84,10 @@ def limit_process(max_pixels: int) -> None:
 
 def main(decode: Callable[..., np.ndarray] = decode_image) -> None:
     """Arguments: descriptor, time limit, then limits and policy as `workers.DecodeWorker` writes them."""
-    memory, time_limit_s, most_bytes, most_pixels, side, upright, background, truncated = sys.argv[1:]
+    memory, time_limit_s, most_bytes, most_pixels, side, upright, background, truncated, reduced = sys.argv[1:]
     limits = DecodeLimits(int(most_bytes), int(most_pixels), int(side))
     red, green, blue = (int(level) for level in background.split(","))
-    policy = DecodePolicy(upright == "1", (red, green, blue), truncated == "1")
+    policy = DecodePolicy(upright == "1", (red, green, blue), truncated == "1", int(reduced))
     limit_process(limits.max_pixels)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at a terminal is the parent's business
     signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -48,7 +48,7 @@ class DecodeWorker:
             str(limits.max_bytes), str(limits.max_pixels), str(limits.max_side),
             "1" if policy.apply_exif_orientation else "0",
             ",".join(str(level) for level in policy.background),
-            "1" if policy.allow_truncated else "0",
+            "1" if policy.allow_truncated else "0", str(policy.reduced_side),
         ]  # fmt: skip
         # The same modules as here, wherever this process got them from; nothing of theirs needs the environment.
         start = f"import sys; sys.path[:] = {sys.path!r}; from {WORKER_MODULE} import main; main()"
