@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
 
 def say(message: str) -> None:
     """One line of progress."""
-    Console(stderr=True).print(f"[dim]{message}[/dim]", highlight=False)
+    Console(stderr=True).print(message, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _numeric(rows: Sequence[Mapping[str, Any]], column: str) -> bool:
