@@ -17,10 +17,12 @@ SECTIONS: Mapping[str, str] = {
     "isolation": "`ms` is of the quickest round over eight pictures.",
     "serve": "`direct` goes past the router, to Serve's own gRPC port. Each client has a connection of its own; open "
     "loads have Poisson arrivals at a share of the highest closed rate, and latency counts from when one was due. "
-    "`cores` is processor time over elapsed time; stages are the service's own, a mean over requests.",
+    "`cores` is processor time over elapsed time; stages are the service's own, a mean over requests. "
+    "`service over bare engine` is of the closed loop with the most clients, over the engine's rate at its best batch.",
     "peers": "A server is asked by 32 clients (`images/s`, `texts/s`) and by one (`p50 ms`); a library runs in a loop. "
     "`worst cosine` is over eight pictures, to transformers' float32 vectors.",
-    "growth": "`ms an item` is 1000 over `items/s`.",
+    "growth": "`ms an item` is 1000 over `items/s`; `RSS MB` is the highest sample, `RSS drift %` the "
+    "greatest distance from the first.",
     "start": "`replica ready s` counts from when the fleet asks for the replica's process; stages are its report's.",
     "router": "The pool answers 100 KB requests with a fixed vector; pool, router and client are a process each.",
 }

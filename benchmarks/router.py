@@ -98,7 +98,7 @@ def main() -> None:
             for plan, row in zip(plans_of(options, ways), carry_out(plans_of(options, ways)), strict=True):
                 cores = {f"{role} cores": value for role, value in row["cores"].items()}
                 shown = {key: row[key] for key in ("load", "clients", "p50 ms", "p95 ms", "p99 ms", "errors")}
-                way = plan.name.split(",")[0]
+                way, shown["load"] = plan.name.split(", ", 1)
                 rows.append({"way": way} | shown | {"requests/s": row["items/s"]} | cores)
     publish("router", TITLE, rows, folder=options.folder, figures=figures_of(rows), cores=os.cpu_count())
 
