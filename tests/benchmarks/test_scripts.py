@@ -55,6 +55,7 @@ def test_peers_are_compared_by_their_best_setting() -> None:
     rows = [
         {"who": "infinity", "setting": "a", "images/s": 12.0, "p50 ms": 90.0, "texts/s": 50.0},
         {"who": "infinity", "setting": "b", "images/s": 16.0, "p50 ms": 120.0, "texts/s": None},
+        {"who": "infinity", "setting": "c", "images/s": float("nan"), "p50 ms": None, "texts/s": float("nan")},
         {"who": "vitfleet", "setting": "bf16", "images/s": 40.0, "p50 ms": 27.0, "texts/s": 200.0},
         {"who": "vitfleet", "setting": "int8", "images/s": 72.0, "p50 ms": 15.0, "texts/s": None},
     ]
