@@ -333,13 +333,15 @@ class Engine:
     def _all_buckets(self) -> list[Bucket]:
         spec = self._tower.spec
         longest = spec.max_tokens
+        limit = self._max_batch_tokens or BATCH_TOKENS.get(self._device.kind, BATCH_TOKENS_ELSEWHERE)
         if spec.packed:
-            limit = self._max_batch_tokens or BATCH_TOKENS.get(self._device.kind, BATCH_TOKENS_ELSEWHERE)
             return packed_buckets(
                 longest, self._buckets, limit=limit, multiple=spec.token_multiple, windows=spec.windows
             )
         if not longest:
-            return [Bucket(batch) for batch in self._buckets]
+            smallest = self._buckets[0]
+            within = [batch for batch in self._buckets if batch == smallest or batch * spec.item_tokens <= limit]
+            return [Bucket(batch) for batch in within]
         shorter = () if self._tower.spec.fixed_length else self._text_lengths
         lengths = [length for length in shorter if length < longest] + [longest]
         return [Bucket(batch, length) for batch in self._buckets for length in lengths]

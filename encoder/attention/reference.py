@@ -8,6 +8,9 @@ from encoder.attention.backend import ALL_NEEDS, AttentionBackend, AttentionCall
 from encoder.attention.masks import allowed, clear_unseen_keys, dense_mask
 from encoder.device import Device
 
+# Scores that are held at a time: of thousands of tokens all would fill the memory. 512 MiB in float32.
+SCORES_AT_ONCE = 1 << 27
+
 
 class ReferenceAttention(AttentionBackend):
     """softmax(q·kᵀ·scale + mask)·v in float32; a query that may see nothing gives zeros."""
@@ -27,13 +30,25 @@ class ReferenceAttention(AttentionBackend):
         if groups > 1:
             key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
         mask = dense_mask(call)
-        if mask is None:
-            weights = torch.softmax(query @ key.transpose(-1, -2) * call.scale, dim=-1)
-            return (weights @ value).to(call.query.dtype)
-        key, value = clear_unseen_keys(mask, key, value)
-        scores = query @ key.transpose(-1, -2) * call.scale
-        if mask.dtype != torch.bool:
-            scores = scores + mask.float()
-        weights = torch.softmax(scores.masked_fill(~allowed(mask), float("-inf")), dim=-1)
-        weights = weights.masked_fill(~allowed(mask).any(dim=-1, keepdim=True), 0)
-        return (weights @ value).to(call.query.dtype)
+        if mask is not None:
+            key, value = clear_unseen_keys(mask, key, value)
+        at_once = max(1, SCORES_AT_ONCE // (query.shape[0] * query.shape[1] * key.shape[2]))
+        parts = []
+        for start in range(0, query.shape[2], at_once):
+            rows = slice(start, start + at_once)
+            seen = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
+            parts.append(_attended(query[:, :, rows], key, value, call.scale, seen))
+        return torch.cat(parts, dim=2).to(call.query.dtype)
+
+
+def _attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
+) -> torch.Tensor:
+    """float32 [B, H, queries, D] of queries, all keys and all values."""
+    scores = query @ key.transpose(-1, -2) * scale
+    if mask is None:
+        return torch.softmax(scores, dim=-1) @ value
+    if mask.dtype != torch.bool:
+        scores = scores + mask.float()
+    weights = torch.softmax(scores.masked_fill(~allowed(mask), float("-inf")), dim=-1)
+    return weights.masked_fill(~allowed(mask).any(dim=-1, keepdim=True), 0) @ value

@@ -32,7 +32,7 @@ def packed_buckets(
     above `limit` tokens, which then stands for the longest item where that is longer: a longer one runs eager. Token
     counts are multiples of `multiple`, as those of the items are.
     """
-    longest = min(longest, limit or longest) // multiple * multiple
+    longest = max(multiple, min(longest, limit or longest) // multiple * multiple)
     shares = {max(multiple, longest // share // multiple * multiple) for share in SMALL_SHARES}
     whole = {longest * batch for batch in batches if limit is None or longest * batch <= limit} or {longest}
     buckets = []

@@ -52,6 +52,7 @@ class TowerSpec:
     `packed`: items have their own token counts, up to `max_tokens`, and a batch is one row of tokens; see `Tower`.
     `token_dimensions`: components of a patch's features, 0 when the tower gives none. `token_features`: what they are.
     `token_multiple`: what the token counts of packed items are multiples of. `windows`: of a packed tower's layers.
+    `item_tokens`: of a picture of one size, where they are so many that budgets for tokens limit its batches; else 0.
     `vision_only`: the architecture has no text tower at all.
     """
 
@@ -68,6 +69,7 @@ class TowerSpec:
     token_features: str = ""
     token_multiple: int = 1
     windows: Windows | None = None
+    item_tokens: int = 0
     vision_only: bool = False
 
 
@@ -133,7 +135,11 @@ FAMILIES: dict[str, str] = {
     "dinov2": "encoder.models.dinov2:load_tower",
     "dinov2_with_registers": "encoder.models.dinov2:load_tower",
     "dinov3_vit": "encoder.models.dinov3:load_tower",
+    "internvl": "encoder.models.internvl:load_tower",
+    "internvl_vision": "encoder.models.internvl:load_tower",
     "metaclip_2": "encoder.models.metaclip_2:load_tower",
+    "mllama": "encoder.models.mllama:load_tower",
+    "mllama_vision_model": "encoder.models.mllama:load_tower",
     "qwen2_5_vl": "encoder.models.qwen2_5_vl:load_tower",
     "qwen2_5_vl_vision": "encoder.models.qwen2_5_vl:load_tower",
     "qwen2_vl": "encoder.models.qwen2_vl:load_tower",

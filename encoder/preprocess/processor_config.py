@@ -1,7 +1,8 @@
 """A checkpoint's image processor settings, read strictly: what is not understood is an error that names it.
 
-Facts (transformers 5.24): the defaults of the processor classes in `models/{clip,siglip,vit,bit,dinov3_vit}`, the
-forms of sizes in `image_processing_utils.get_size_dict`; null means the class' default.
+Facts (transformers 5.24): the defaults of the processor classes in
+`models/{clip,siglip,vit,bit,got_ocr2,dinov3_vit}`, the forms of sizes in `image_processing_utils.get_size_dict`; null
+means the class' default.
 """
 
 from collections.abc import Mapping
@@ -43,6 +44,17 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "Bit": _CLIP,
     "Siglip": {**_SQUASHED, "resample": 3, "default_to_square": False},
     "ViT": {**_SQUASHED, "resample": 2, "default_to_square": True},
+    # InternVL's; without crop_to_patches it makes one view of a picture.
+    "GotOcr2": {
+        **_SQUASHED,
+        "resample": 3,
+        "size": {"height": 384, "width": 384},
+        "default_to_square": True,
+        "image_mean": OPENAI_MEAN,
+        "image_std": OPENAI_STD,
+        "min_patches": 1,
+        "max_patches": 12,
+    },
     "DINOv3ViT": {
         **_SQUASHED,
         "resample": 2,

@@ -21,7 +21,7 @@ from tests.parity.pictures import drawn
 from tests.parity.registry import all_cases
 
 CASES = all_cases()
-VISION_ONLY = ("dinov2-b-14", "dinov2-registers-b-14", "dinov3-b-16", "vit-b-16", "aimv2-l-14")
+VISION_ONLY = ("dinov2-b-14", "dinov2-registers-b-14", "dinov3-b-16", "vit-b-16", "aimv2-l-14", "internvit-300m")
 
 
 def load(folder: Path, **values: Any) -> Engine:

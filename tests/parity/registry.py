@@ -4,7 +4,7 @@ from importlib import import_module
 
 from tests.parity.cases import Case
 
-MODULES = ("tests.parity.dual", "tests.parity.vision_only")
+MODULES = ("tests.parity.dual", "tests.parity.vision_only", "tests.parity.variable")
 
 
 def all_cases() -> dict[str, Case]:

@@ -4,7 +4,7 @@ The oracles take one picture at a time, with transformers' own processor (PIL), 
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 from transformers import (
+    MllamaConfig,
+    MllamaForConditionalGeneration,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
@@ -23,6 +25,7 @@ from transformers import (
     Siglip2Config,
     Siglip2Model,
 )
+from transformers.models.mllama.image_processing_pil_mllama import MllamaImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
@@ -77,16 +80,19 @@ NAFLEX: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_naflex(folder: Path) -> Path:
-    """Up to 64 patches of 8 x 8, positions learned on 6 x 6."""
+def write_naflex(
+    folder: Path, vision: Mapping[str, Any] = NAFLEX["vision_config"], *, patches: int = 64, by: float = 2.0
+) -> Path:
+    """Pictures of up to so many patches; by default of 8 x 8, with positions learned on 6 x 6."""
     torch.manual_seed(0)
-    save_sharp(Siglip2Model(Siglip2Config.from_dict(NAFLEX)), folder)
+    model = Siglip2Model(Siglip2Config.from_dict({**NAFLEX, "vision_config": dict(vision)}))
+    save_sharp(model, folder, by=by)
     _processor(
         folder,
         {
             "image_processor_type": "Siglip2ImageProcessorFast", "do_resize": True, "resample": 2, "do_rescale": True,
             "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5], "patch_size": 8, "max_num_patches": 64,
+            "image_std": [0.5, 0.5, 0.5], "patch_size": vision["patch_size"], "max_num_patches": patches,
         },
     )  # fmt: skip
     return folder
@@ -143,14 +149,26 @@ QWEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write_qwen(name: str, folder: Path, max_shard_size: str = "50KB") -> Path:
-    """A whole model in several files, of which the vision tower is a part; pictures of up to 128 patches."""
-    config_class, model_class, vision = QWEN[name]
+def write_qwen(
+    family: str,
+    folder: Path,
+    vision: Mapping[str, Any] | None = None,
+    *,
+    patches: int = 128,
+    widen: float = 5,
+    max_shard_size: str = "50KB",
+) -> Path:
+    """A whole model in several files, of which the vision tower is a part; pictures of up to so many patches.
+
+    `widen`: weights are drawn for wide layers, and in narrow ones attention would hardly change the vectors.
+    """
+    config_class, model_class, small = QWEN[family]
+    vision = small if vision is None else vision
     torch.manual_seed(0)
-    model = model_class(config_class(vision_config=vision, text_config=QWEN_TEXT))
+    model = model_class(config_class(vision_config=dict(vision), text_config=QWEN_TEXT))
     for name, weight in model.named_parameters():
         if ".visual.blocks." in name and name.endswith("weight") and weight.dim() == 2:
-            weight.data.mul_(5)  # drawn for wide layers: in narrow ones attention would hardly change the vectors
+            weight.data.mul_(widen)
     save_sharp(model, folder, by=1.7, max_shard_size=max_shard_size)
     area = vision["patch_size"] ** 2
     _processor(
@@ -159,7 +177,7 @@ def write_qwen(name: str, folder: Path, max_shard_size: str = "50KB") -> Path:
             "image_processor_type": "Qwen2VLImageProcessorFast", "do_resize": True, "resample": 3, "do_rescale": True,
             "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": [0.48, 0.46, 0.41],
             "image_std": [0.27, 0.26, 0.28], "patch_size": vision["patch_size"], "temporal_patch_size": 2,
-            "merge_size": 2, "min_pixels": 4 * area, "max_pixels": 128 * area,
+            "merge_size": 2, "min_pixels": 4 * area, "max_pixels": patches * area,
         },
     )  # fmt: skip
     return folder
@@ -176,6 +194,63 @@ def qwen_oracle(name: str, folder: Path) -> Callable[[np.ndarray], Answer]:
         with torch.inference_mode():
             found = model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
         features = found.pooler_output.numpy()
+        return features.mean(axis=0), features
+
+    return answer
+
+
+MLLAMA_VISION: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_global_layers": 2, "attention_heads": 2,
+    "image_size": 28, "patch_size": 7, "intermediate_layers_indices": [2, 0], "vision_output_dim": 192,
+}  # fmt: skip
+MLLAMA_TEXT: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "vocab_size": 64, "cross_attention_layers": [1], "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": 2,
+}  # fmt: skip
+
+
+def write_mllama(folder: Path, vision: Mapping[str, Any] = MLLAMA_VISION, *, widen: float = 5) -> Path:
+    """A whole model; its gates open, its embeddings of tiles not zero. By default tiles of 28 pixels and 16 patches.
+
+    `widen`: as for `write_qwen`.
+    """
+    torch.manual_seed(0)
+    config = MllamaConfig(vision_config=dict(vision), text_config=MLLAMA_TEXT)
+    model = MllamaForConditionalGeneration(config)
+    for name, weight in model.named_parameters():
+        if "vision_model" in name and name.endswith("gate"):
+            weight.data.fill_(0.6)
+        elif "vision_model" in name and "_proj.weight" in name:
+            weight.data.mul_(widen)
+        elif "positional_embedding" in name and name.endswith("embedding.weight"):
+            weight.data.normal_(0, 0.3)
+    save_sharp(model, folder, by=1.7)
+    side = vision["image_size"]
+    _processor(
+        folder,
+        {
+            "image_processor_type": "MllamaImageProcessor", "do_resize": True, "resample": 2, "do_rescale": True,
+            "rescale_factor": 1 / 255, "do_normalize": True, "do_pad": True, "image_mean": [0.48, 0.46, 0.41],
+            "image_std": [0.27, 0.26, 0.28], "size": {"height": side, "width": side}, "max_image_tiles": 4,
+            "do_convert_rgb": True,
+        },
+    )  # fmt: skip
+    return folder
+
+
+def mllama_oracle(folder: Path) -> Callable[[np.ndarray], Answer]:
+    """The whole model's vision tower; the vector is the mean of the real tiles' patches."""
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    processor = MllamaImageProcessorPil(**{k: v for k, v in settings.items() if k != "image_processor_type"})
+    model = MllamaForConditionalGeneration.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+
+    def answer(pixels: np.ndarray) -> Answer:
+        inputs = processor([[Image.fromarray(pixels)]], return_tensors="pt")
+        (tiles,) = inputs.pop("num_tiles")[0]
+        with torch.inference_mode():
+            found = model.model.vision_model.eval()(**inputs).last_hidden_state
+        features = found[0, 0, :tiles, 1:].flatten(0, 1).numpy()
         return features.mean(axis=0), features
 
     return answer

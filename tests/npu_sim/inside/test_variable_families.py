@@ -17,7 +17,7 @@ from encoder.models.tower import Inputs
 from encoder.settings import EngineSettings
 from tests.npu_sim.simulator import Simulator
 from tests.support.checkpoints import worst_cosine
-from tests.support.variable_families import FAMILIES, picture
+from tests.support.variable_families import FAMILIES, mllama_oracle, picture, write_mllama
 
 SIZES = [(48, 64), (8, 1200), (1, 1), (110, 150), (500, 700)]
 
@@ -60,6 +60,26 @@ def test_packed_and_captured(name: str, tmp_path: Path, simulator: Simulator, en
         assert (found.runner, found.fallback_reason) == ("npu", None)
         assert worst_cosine(found.vectors, expected[members]) >= 0.999
     assert not simulator.calls.sdpa and {call.layout for call in simulator.calls.fused} == {"TND"}
+
+
+def test_tiles_under_a_mask(tmp_path: Path, simulator: Simulator, engines: list[Engine]) -> None:
+    """Mllama's mask never reaches the fused operator, and SDPA is given it as booleans, captured."""
+    folder = write_mllama(tmp_path / "mllama")
+    engine = load(folder)
+    engines.append(engine)
+    report = engine.report()
+    assert report.backend.name == "sdpa"
+    assert report.backend.rejected == (("ascend_attn", "takes no additive mask, which calls of this tower ask for"),)
+    assert [(graph.state, graph.reason) for graph in report.graphs] == [("ready", "")] * 2
+    pictures = [picture(height, width) for height, width in SIZES]
+    items = [engine.prepare_image(RawPixels(pixels.tobytes(), *pixels.shape)) for pixels in pictures]
+    oracle = mllama_oracle(folder)
+    simulator.calls.clear()
+    found = engine.forward(items)
+    assert (found.runner, found.fallback_reason) == ("npu", None)
+    assert worst_cosine(found.vectors, np.stack([oracle(pixels)[0] for pixels in pictures])) >= 0.999
+    assert simulator.calls.sdpa and not simulator.calls.fused
+    assert not any(call.float_mask for call in simulator.calls.sdpa)
 
 
 class OldLengths(NpuGraphRunner):
