@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from transformers import CLIPConfig, CLIPModel
+import torch
+from transformers import CLIPConfig, CLIPModel, Dinov2Model, DINOv3ViTModel
 
 from encoder.engine import Engine
 from encoder.errors import CheckpointError
@@ -92,6 +93,25 @@ def test_models_for_any_size_take_the_processors(name: str, tmp_path: Path) -> N
     expected = case.oracle(folder, case.inputs(folder, "torch", [picture.rgb for picture in pictures]))
     assert abs(found.vectors - expected.vectors).max() <= 1e-4 and engine.grid_of(items[0]) in ((3, 4), (2, 5))
     assert found.tokens[0].shape[0] == engine.grid_of(items[0])[0] * engine.grid_of(items[0])[1]
+    engine.close()
+
+
+def test_positions_are_computed_in_float32_and_rounded_once(tmp_path: Path) -> None:
+    """In bfloat16 too: neither rotary frequencies nor embeddings that are resampled may be rounded before."""
+    pixels = torch.zeros(1, 3, 48, 64)
+    folder = CASES["dinov3-b-16"].write(tmp_path / "dinov3", "small")
+    with torch.no_grad():
+        rotation = DINOv3ViTModel.from_pretrained(folder, dtype=torch.float32).rope_embeddings(pixels)
+    engine = load(folder, dtype="bfloat16", self_check=False)
+    found = engine._tower.module.rope_embeddings(pixels.bfloat16())
+    assert all(torch.equal(mine, exact.bfloat16()) for mine, exact in zip(found, rotation, strict=True))
+    engine.close()
+    folder = CASES["dinov2-b-14"].write(tmp_path / "dinov2", "small")
+    embeddings = Dinov2Model.from_pretrained(folder, dtype=torch.float32).embeddings
+    with torch.no_grad():
+        exact = embeddings.interpolate_pos_encoding(torch.zeros(1, 17, 64), 56, 56)
+    engine = load(folder, dtype="bfloat16", self_check=False)
+    assert torch.equal(engine._tower.module.embeddings.fixed_positions, exact.bfloat16())
     engine.close()
 
 

@@ -1,8 +1,10 @@
 """A quick cut of the parity table: small models, eight pictures, every family; and what vectors do not depend on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.parity.cases import Case
 from tests.parity.encode import encode, open_engine
@@ -13,8 +15,18 @@ from tests.parity.registry import all_cases
 
 CASES = all_cases()
 # What start-up proves by itself is tested elsewhere, and costs more than all that is measured here.
-QUICK: dict[str, object] = {"buckets": [1, 8], "self_check": False}
+RUNS = (("eager", "float32"), ("openvino", "float32"), ("eager", "bfloat16"), ("eager", "float16"))
+QUICK: dict[str, object] = {"buckets": [1, 8], "self_check": False, "threads": 1}
 PLAN = Plan("small", drawn(8), ("eager", "openvino"), ("float32", "bfloat16"), 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models on several threads are slower, and much so beside other tests."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +53,7 @@ def test_pixels_and_vectors(name: str, subjects: dict[str, Subject], folder: Pat
     assert [(row.mode, row.equal, row.failures) for row in subject.pixels] == [
         (mode, len(PLAN.pictures), []) for mode in case.modes
     ]
-    for runner, dtype in (("eager", "float32"), ("openvino", "float32"), ("eager", "bfloat16")):
+    for runner, dtype in RUNS:
         if runner in case.skip:
             continue
         engine = open_engine({**subject.settings(runner, dtype), **QUICK, **case.settings})
@@ -53,7 +65,7 @@ def test_pixels_and_vectors(name: str, subjects: dict[str, Subject], folder: Pat
 
 def test_the_simulated_npu(subjects: dict[str, Subject], folder: Path) -> None:
     asked = [(subject_of(case, subjects, folder), "bfloat16") for case in CASES.values() if "npu" not in case.skip]
-    rows = npu_rows(asked, PLAN.npu_pictures, folder, buckets=[PLAN.npu_pictures], self_check=False)
+    rows = npu_rows(asked, PLAN.npu_pictures, folder, buckets=[PLAN.npu_pictures], self_check=False, threads=1)
     found = {subject.case.name: row for (subject, _), row in zip(asked, rows, strict=True)}
     assert {name: row.failures for name, row in found.items() if row.failures} == {}
     assert all(row.pictures == PLAN.npu_pictures for row in rows)
