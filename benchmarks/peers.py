@@ -4,18 +4,13 @@ A server is asked by 32 clients and by one; a library runs in a loop, with batch
 """
 
 import argparse
-import base64
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,21 +18,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.fleet import TEXT, VISION, Pool, fleet
+from benchmarks.infinity import SETTINGS, http_vectors, serving
 from benchmarks.peer_setup import PeerUnavailable, Recipe, install, recipes
 from benchmarks.plan import ROOT, LoadFailed, Plan, carry_out
 from benchmarks.results import add_model, arguments_of, keep, publish, say
-from benchmarks.subjects import checkpoint, jpegs
+from benchmarks.subjects import jpegs
 
 TITLE = "Side by side, CLIP ViT-B/32, JPEG 640×480"
-SERVER_TIMEOUT_S = 180.0
-# Name, options, seconds before a measurement: compiling happens at the first requests.
-INFINITY = (
-    ("fp32, batch 32", ("--batch-size", "32"), 2.0),
-    ("fp32, batch 8", ("--batch-size", "8"), 2.0),
-    ("int8, batch 32", ("--batch-size", "32", "--dtype", "int8"), 2.0),
-    ("fp32 compiled, batch 32", ("--batch-size", "32", "--compile"), 25.0),
-)
-OURS, INFINITY_NAME = "vitfleet", "infinity"
+OURS = "vitfleet"
 
 
 @dataclass
@@ -124,55 +112,16 @@ def sentence_transformers(table: Table, recipe: Recipe) -> None:
 def infinity(table: Table, recipe: Recipe) -> None:
     """Each of its settings on a server of its own; a setting that fails does not end the others."""
     install(recipe)
-    for setting, arguments, warmup in INFINITY[: table.options.settings]:
+    for setting, arguments, warmup in SETTINGS[: table.options.settings]:
         say(f"infinity, {setting}")
         try:
-            with infinity_server(recipe, arguments) as address:
+            with serving(recipe, arguments) as address:
                 base = Plan("", address, protocol="http", model="clip", seconds=table.options.seconds, warmup=warmup)
                 values = service(table, base, base)
                 values["worst cosine"] = table.cosine(http_vectors(address, jpegs(8)))
-            table.add(INFINITY_NAME, f"{setting}, HTTP", **values)
+            table.add(recipe.name, f"{setting}, HTTP", **values)
         except (PeerUnavailable, LoadFailed, OSError) as error:
-            table.add(INFINITY_NAME, f"{setting}, HTTP", note=f"not measured: {error}")
-
-
-@contextmanager
-def infinity_server(recipe: Recipe, arguments: Sequence[str]) -> Iterator[str]:
-    """Its address; the server ends with the block."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(recipe.folder / "bin" / "infinity_emb"), "v2", "--model-id", str(checkpoint())]
-    command += ["--served-model-name", "clip", "--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
-    command += ["--no-model-warmup", "--host", "127.0.0.1", "--port", str(port), "--log-level", "error", *arguments]
-    own = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "PYTHONPATH": ""}
-    with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen(
-            command, cwd=recipe.folder, stdout=log, stderr=log, env=os.environ | own, stdin=subprocess.DEVNULL
-        )
-        try:
-            _wait_for(f"http://127.0.0.1:{port}/health", server)
-            yield f"127.0.0.1:{port}"
-        except TimeoutError:
-            log.seek(0)
-            last = (log.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise PeerUnavailable(f"its server did not start: {last[:200]}") from None
-        finally:
-            server.terminate()
-            try:
-                server.wait(15)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-
-
-def http_vectors(address: str, pictures: Sequence[bytes]) -> np.ndarray:
-    """Vectors of pictures by OpenAI's route."""
-    given = [f"data:image/jpeg;base64,{base64.b64encode(data).decode()}" for data in pictures]
-    body = json.dumps({"model": "clip", "input": given, "modality": "image"}).encode()
-    request = urllib.request.Request(f"http://{address}/embeddings", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return np.array([row["embedding"] for row in json.load(answer)["data"]], dtype=np.float32)
+            table.add(recipe.name, f"{setting}, HTTP", note=f"not measured: {error}")
 
 
 def clip_as_service(table: Table, recipe: Recipe) -> None:
@@ -219,7 +168,7 @@ def main() -> None:
     known = ["transformers", "sentence-transformers", "infinity", "clip-as-service", "vitfleet"]
     parser.add_argument("--only", nargs="+", default=known, choices=known, help="leave the others out")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--settings", type=int, default=len(INFINITY), help="of infinity, the first so many")
+    parser.add_argument("--settings", type=int, default=len(SETTINGS), help="of infinity, the first so many")
     parser.add_argument("--seconds", type=float, default=8.0, help="for each figure")
     add_model(parser)
     options = parser.parse_args()
@@ -247,17 +196,6 @@ def main() -> None:
 
 def _known(value: float | None) -> bool:
     return value is not None and not math.isnan(value)
-
-
-def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
-    until = time.monotonic() + SERVER_TIMEOUT_S
-    while time.monotonic() < until and server.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise TimeoutError
 
 
 if __name__ == "__main__":
