@@ -94,6 +94,8 @@ class Pipeline:
             max_waiting=settings.max_waiting_items,
             plan=lambda asked: engine.plan_batch([one.item for one in asked]),
         )
+        # Since when each item, or request of texts, has been waiting for a prepare thread; on it, it counts still.
+        self._to_prepare: dict[object, float] = {}
         self._forward_worked_at = float("-inf")
         self.ms_per_item = 0.0
 
@@ -137,6 +139,11 @@ class Pipeline:
             ) from None
         self._forward_worked_at = time.monotonic()
 
+    def queue_age_s(self) -> float:
+        """How long the oldest item has been waiting, to be prepared or for the device; 0 when none waits."""
+        now = time.monotonic()
+        return max(self._batcher.oldest_wait_s(), *(now - since for since in self._to_prepare.values()), 0.0)
+
     async def close(self, timeout_s: float) -> None:
         """Refuses what waits, lets the forward under way end, and gives the device back."""
         try:
@@ -179,8 +186,13 @@ class Pipeline:
 
     async def _prepare(self, function: Callable[[], Result], caller: Caller) -> Result:
         """`function` on a prepare thread."""
-        async with caller.preparing:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        item = object()
+        self._to_prepare[item] = time.monotonic()
+        try:
+            async with caller.preparing:
+                return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+        finally:
+            del self._to_prepare[item]
 
     def _decode(self, source: Callable[[], bytes | RawPixels]) -> Any:
         """A picture ready for the device, or its Outcome when it has an error; on a prepare thread."""

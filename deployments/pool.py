@@ -21,7 +21,8 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from deployments import wire
 from deployments.events import FAILED_STAGE
-from deployments.settings import DEPLOYMENT_NAME, PoolSettings, parse_pool_settings
+from deployments.scaling import QUEUE_AGE_KEY
+from deployments.settings import DEPLOYMENT_NAME, AutoscalingSettings, PoolSettings, parse_pool_settings
 from encoder.errors import EncoderError, InvalidInput, NotReady, Overloaded
 from encoder.v1 import encoder_pb2 as pb
 
@@ -114,6 +115,10 @@ class PoolReplica:
         """This replica's report, serialised; the replica that was asked for the pool's report calls it on all."""
         return self._core.replica_report().SerializeToString()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve every second or so when the pool scales; `deployments.scaling` decides by it."""
+        return {QUEUE_AGE_KEY: self._core.queue_age_s()}
+
     async def check_health(self) -> None:
         """Called by Serve: a real forward has to finish in time, or the replica is replaced."""
         await self._core.check_health()
@@ -203,6 +208,16 @@ def _deadline(context: RayServegRPCContext) -> float | None:
     return None if remaining_s is None else asyncio.get_running_loop().time() + remaining_s
 
 
+def _autoscaling(settings: AutoscalingSettings) -> dict[str, Any]:
+    """Serve's autoscaling config."""
+    config = settings.model_dump(exclude_none=True)
+    target_s = config.pop("target_queue_age_s", None)
+    if target_s is not None:
+        kwargs = {"target_queue_age_s": target_s}
+        config["policy"] = {"policy_function": "deployments.scaling:QueueAgePolicy", "policy_kwargs": kwargs}
+    return config
+
+
 def pool_deployment(settings: PoolSettings) -> serve.Deployment:
     """The Serve deployment that a pool's settings ask for."""
     actor: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
@@ -214,7 +229,7 @@ def pool_deployment(settings: PoolSettings) -> serve.Deployment:
         actor["label_selector"] = dict(settings.label_selector)
     size: dict[str, Any] = {"num_replicas": settings.num_replicas or 1}
     if settings.autoscaling is not None:
-        size = {"autoscaling_config": settings.autoscaling.model_dump(exclude_none=True)}
+        size = {"autoscaling_config": _autoscaling(settings.autoscaling)}
     return serve.deployment(
         name=DEPLOYMENT_NAME,
         ray_actor_options=actor,

@@ -156,6 +156,10 @@ class EncoderCore:
         shortest, longest = RETRY_DELAY_BOUNDS_S
         return min(max(self._room.items * self._pipeline.ms_per_item / 1e3, shortest), longest)
 
+    def queue_age_s(self) -> float:
+        """How long the oldest item has been waiting, to be prepared or for the device; 0 when none waits."""
+        return self._pipeline.queue_age_s()
+
     async def close(self) -> None:
         """Refuses what comes and what waits, lets the forward under way end, and gives the device back."""
         if not self._closed:

@@ -27,6 +27,8 @@ class AutoscalingSettings(BaseModel):
     """Bounds of a pool that scales with its load.
 
     `target_ongoing_requests` is the load one replica should carry; about one to two of its batches is a good value.
+    `target_queue_age_s`: the pool also grows while items wait longer than this for the device, in seconds, as they do
+    when calls are big or pictures slow; without it the calls alone decide. See `deployments.scaling`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,6 +37,7 @@ class AutoscalingSettings(BaseModel):
     max_replicas: int = Field(1, ge=1)
     initial_replicas: int | None = Field(None, ge=0)
     target_ongoing_requests: float = Field(32.0, gt=0)
+    target_queue_age_s: float | None = Field(None, gt=0)
     upscale_delay_s: float = Field(10.0, ge=0)
     downscale_delay_s: float = Field(300.0, ge=0)
     look_back_period_s: float = Field(15.0, gt=0)

@@ -94,6 +94,11 @@ class Batcher(Generic[Item]):
         """Items that wait for the device now."""
         return len(self._waiting)
 
+    def oldest_wait_s(self) -> float:
+        """How long the item that waits longest for the device has been waiting; 0 when none does."""
+        arrived = [entry.arrived for entry in self._waiting if not entry.answer.done()]
+        return asyncio.get_running_loop().time() - min(arrived) if arrived else 0.0
+
     async def submit(self, item: Item, deadline: float | None = None, caller: Hashable = None) -> BatchedRow:
         """The item's row, once its forward is through.
 

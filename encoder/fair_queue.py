@@ -1,7 +1,8 @@
 """A queue in which every caller gets its turn: one of each caller's entries after the other, in the order they came."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 Entry = TypeVar("Entry")
@@ -16,6 +17,10 @@ class FairQueue(Generic[Entry]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[Entry]:
+        """All entries, those of one caller after the other."""
+        return chain.from_iterable(self._by_caller.values())
 
     def push(self, caller: Hashable, entry: Entry) -> None:
         """`entry` is the last of its caller's."""

@@ -90,9 +90,10 @@ class FakePool:
     replicas: int = 1
     generation: str = ""
     latency_s: float = 0.0
-    # Time on the device, which does one request after another.
+    # Time on the device, which does one request after another, and when it is free (the loop's clock): what a busy
+    # machine adds to a sleep does not add up.
     forward_s: float = 0.0
-    device: asyncio.Lock = field(default_factory=asyncio.Lock)
+    free_at: float = 0.0
     # Failures of the next requests that are not probes, one each.
     failures: deque[Failure] = field(default_factory=deque)
     # A failure of every request, probes too.
@@ -162,8 +163,9 @@ class FakePool:
         try:
             await asyncio.sleep(self.latency_s)
             if self.forward_s:
-                async with self.device:
-                    await asyncio.sleep(self.forward_s)
+                now = asyncio.get_running_loop().time()
+                self.free_at = max(self.free_at, now) + self.forward_s
+                await asyncio.sleep(self.free_at - now)
             if not own:
                 await self.released.wait()
             elif probe and self.hold_probes:
