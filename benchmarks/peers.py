@@ -55,16 +55,19 @@ def service(table: Table, base: Plan, text: Plan | None) -> dict[str, Any]:
     many = table.options.clients
     plans = [
         replace(base, name=f"{many} clients", clients=many),
-        replace(base, name="1 client", warmup=1.0),
+        replace(base, name="1 client"),
         *([replace(text, name=f"texts, {many} clients", clients=many, kind="text")] if text else []),
     ]
     rows = list(carry_out(plans))
     errors = sum(row["errors"] for row in rows)
+    note = f"{errors} errors: {next(row['first error'] for row in rows if row['errors'])}" if errors else None
+    if silent := [row["load"] for row in rows if not row["answers"]]:
+        note = f"no answer in time from {', '.join(silent)}{f'; {note}' if note else ''}"
     return {
         "images/s": rows[0]["items/s"],
         "p50 ms": rows[1]["p50 ms"],
         "texts/s": rows[2]["items/s"] if text else None,
-        "note": f"{errors} errors: {next(row['first error'] for row in rows if row['errors'])}" if errors else None,
+        "note": note,
     }
 
 

@@ -3,14 +3,19 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import benchmarks
+from benchmarks import serve, start
 from benchmarks.__main__ import ALL, PEER_STEP, Step, remember, run
+from benchmarks.fleet import VISION
 from benchmarks.load import Ledger, Plan, row_of, slope
 from benchmarks.peers import figures_of
 from benchmarks.results import keep
+from deployments.events import FleetEvent
+from encoder.v1 import encoder_pb2 as pb
 
 SCRIPTS = sorted(
     path.stem for path in Path(benchmarks.__file__).parent.glob("*.py") if "def main()" in path.read_text()
@@ -77,3 +82,33 @@ def test_a_step_that_fails_is_told_and_leaves_no_older_figures(tmp_path: Path) -
     remember(tmp_path, [outcome])
     remember(tmp_path, [outcome])
     assert [step["name"] for step in json.loads((tmp_path / "run.json").read_text())["steps"]] == ["nowhere"]
+
+
+def test_times_of_a_start_are_read_off_its_events() -> None:
+    events = [
+        FleetEvent("ray", "up", 3.0),
+        FleetEvent("pool", "starting a process", 5.0, pool=VISION),
+        FleetEvent("pool", "load", 9.0, pool=VISION, replica="r1"),
+        FleetEvent("pool", "ready", 14.5, pool=VISION),
+        FleetEvent("ready", "the fleet answers", 16.0),
+    ]
+    report = pb.ReplicaReport(startup=[pb.StageReport(name="capture openvino", milliseconds=2500.0)])
+    row = start.row_of(SimpleNamespace(events=events, reports={VISION: [report]}), "empty")
+    assert (row["replica ready s"], row["Ray and Serve up s"], row["fleet answers s"]) == (9.5, 5.0, 16.0)
+    assert row["capture openvino s"] == 2.5
+
+
+def test_figures_of_the_service_are_against_its_own_engine(tmp_path: Path) -> None:
+    findings = serve.Findings(tmp_path, None)
+    for way, load, rate, p50 in (("router", 1, 30.0, 33.0), ("router", 32, 38.0, 800.0), ("direct", 1, 31.0, 32.0)):
+        row = {"load": serve.closed(load), "items/s": rate, "p50 ms": p50, "p95 ms": p50, "p99 ms": p50, "errors": 0}
+        findings.rows.append(serve.flat(row | {"cores": {"client": 0.1}, "stages": {}}, "bf16", way))
+    serve._compare(
+        findings,
+        "bf16",
+        [{"batch": 1, "items/s": 36.0, "median ms": 27.5}, {"batch": 32, "items/s": 40.0, "median ms": 800.0}],
+    )
+    serve._figures(findings, "bf16", 32)
+    assert findings.figures["bf16 service over bare engine"] == pytest.approx(0.95)
+    assert findings.figures["bf16 p50 over bare batch-1 ms"] == pytest.approx(5.5)
+    assert findings.figures["bf16 router's share of p50 ms"] == pytest.approx(1.0)
