@@ -9,7 +9,7 @@ PROTO_OUT ?= .
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick test-long fuzz lint types bench bench-peers parity k8s proto lock clean
+.PHONY: help demo serve test test-quick test-long test-fleet fuzz lint types bench bench-peers parity k8s proto lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -34,10 +34,14 @@ test: lint types ## every check and every test
 	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
 
 test-quick: $(READY) ## the tests that start no Ray
-	@$(BIN)/python -m pytest -m "not serve and not long"
+	@$(BIN)/python -m pytest -m "not serve and not long and not fleet"
 
 test-long: $(READY) ## models of real size on the simulated NPU (many minutes)
 	@$(BIN)/python -m pytest -m long
+
+# Ray runs replicas at niceness 15, where they starve beside anything else.
+test-fleet: $(READY) ## fleets on this machine that lose processes under load (minutes)
+	@RAY_worker_niceness=0 $(BIN)/python -m pytest -m fleet tests/fleet
 
 fuzz: $(READY) ## hostile pictures and requests for MINUTES=5 (SEED=n repeats a run)
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))
