@@ -28,7 +28,7 @@ class InternVit(VisionOnlyTower):
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         vision: Any = InternVLVisionConfig.from_dict(checkpoint.config.get("vision_config", checkpoint.config))
         self.patch_size = one_side(checkpoint.name, "patch_size", vision.patch_size)
-        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.preprocess)
+        self.transform = ImageTransform.from_config(checkpoint.image_config(), settings.pixel_mode)
         self.require_size(checkpoint.name, vision.image_size)
         self.spec = self.describe_as("internvl", vision, FEATURES)
         self.mean_pooling = bool(vision.use_mean_pooling)

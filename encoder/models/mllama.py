@@ -40,7 +40,7 @@ class MllamaVision(VisionTower[TiledPicture]):
         self.side = one_side(checkpoint.name, "image_size", vision.image_size)
         self.patches = self.side // one_side(checkpoint.name, "patch_size", vision.patch_size)
         self.most: int = vision.max_num_tiles
-        self.transform = tile_transform(checkpoint.image_config(), settings.preprocess, side=self.side, most=self.most)
+        self.transform = tile_transform(checkpoint.image_config(), settings.pixel_mode, side=self.side, most=self.most)
         if self.transform.arrangements != [tuple(ratio) for ratio in vision.supported_aspect_ratios]:
             raise CheckpointError(f"{checkpoint.name}: supported_aspect_ratios are not those of {self.most} tiles")
         self.middle = list(vision.intermediate_layers_indices)

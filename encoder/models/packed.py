@@ -1,5 +1,6 @@
 """What the families with pictures of many sizes share: items of whole patches, packed one after the other."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -9,8 +10,10 @@ import torch
 from encoder.attention.backend import ITEM_BOUNDARIES
 from encoder.golden import golden_pictures
 from encoder.models.halves import VisionTower
+from encoder.models.tower import Inputs
 from encoder.preprocess.variable import VariableTransform
 
+PATCHES, PLACES = "patches", "places"
 # Rows and columns of golden pictures, in features: wide, high, a single row, and two that the smallest budgets take.
 GOLDEN_GRIDS = ((3, 5), (1, 2), (9, 5), (2, 2), (1, 7), (8, 8))
 
@@ -37,6 +40,31 @@ class PackedPictures(VisionTower[np.ndarray]):
     def grid_of(self, item: np.ndarray) -> tuple[int, ...]:
         rows, columns = self.patch_grid(item)
         return rows // self.merge, columns // self.merge
+
+    def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        return self.finish(self.levels(items))
+
+    def gather(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
+        """Levels as they are, a quarter of the bytes, where the device can normalise them."""
+        return self.levels(items) if self.transform.by_arithmetic else self.collate(items)
+
+    @abstractmethod
+    def levels(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """Inputs of a batch, its patches uint8 [T, 3 * p * p] as the family orders a patch's components."""
+
+    def by_channel(self, patches: torch.Tensor) -> torch.Tensor:
+        """A view [T, 3, p * p] of patches [T, 3 * p * p]."""
+        return patches.unflatten(1, (3, -1))
+
+    def in_patches(self, channels: torch.Tensor) -> torch.Tensor:
+        """[T, 3 * p * p] of what `by_channel` gives."""
+        return channels.flatten(1)
+
+    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+        patches = inputs[PATCHES]
+        if patches.dtype is torch.uint8:
+            patches = self.in_patches(self.transform.normalize(self.by_channel(patches)))
+        return {**inputs, PATCHES: patches}
 
     def boundaries(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         """Where the items end, int32 [n + 1]."""

@@ -15,7 +15,8 @@ from transformers.vision_utils import get_vision_window_index
 
 from encoder.attention.backend import ITEM_BOUNDARIES, WINDOW_BOUNDARIES
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.qwen_vl import PATCHES, PLACES, QwenVision
+from encoder.models.packed import PATCHES, PLACES
+from encoder.models.qwen_vl import QwenVision
 from encoder.models.tower import Inputs, Tower, Windows
 from encoder.settings import EngineSettings
 
@@ -50,10 +51,10 @@ class Qwen25Vision(QwenVision):
     def in_order(self, features: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         return features[inputs[RETURN][:: self.merge**2]]
 
-    def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
+    def levels(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         """Beside the shared inputs, which are in the order of windows: the windows' boundaries int32 [m + 1], and
         for each patch, where in that order the feature stands that is to take its block's place, int64 [T]."""
-        inputs = super().collate(items)
+        inputs = super().levels(items)
         block = self.merge**2
         grids = torch.tensor([[1, *self.patch_grid(item)] for item in items])
         index, boundaries = get_vision_window_index(grids, self.merge, self.window_size, self.patch_size)

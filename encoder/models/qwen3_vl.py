@@ -11,7 +11,8 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.qwen_vl import PLACES, QwenVision
+from encoder.models.packed import PLACES
+from encoder.models.qwen_vl import QwenVision
 from encoder.models.tower import Inputs, Tower
 from encoder.settings import EngineSettings
 

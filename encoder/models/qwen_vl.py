@@ -19,14 +19,13 @@ from transformers.vision_utils import get_vision_position_ids
 from encoder.attention.backend import ITEM_BOUNDARIES, MaskNeed
 from encoder.attention.hf import attention
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.packed import PackedPictures, segment_means
+from encoder.models.packed import PATCHES, PLACES, PackedPictures, segment_means
 from encoder.models.tower import Inputs, TowerOutput, TowerSpec, Windows
 from encoder.models.vision_only import require_vision
 from encoder.models.weights import load_weights
 from encoder.preprocess.variable import qwen_transform
 from encoder.settings import EngineSettings
 
-PATCHES, PLACES = "patches", "places"
 # Of a whole model's checkpoint the vision tower's weights, by their old and their new name.
 VISUAL_ALONE = {r"^(model\.)?visual\.": ""}
 
@@ -114,14 +113,13 @@ class QwenVision(PackedPictures):
         """Features [T / merge², D] in the order of the pictures' rows and columns."""
         return features
 
-    def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
-        """Patches float32 [T, 3 * p * p], and of each its row, column, and its picture's rows and columns, [T, 4]."""
+    def levels(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """Patches channel by channel, and of each its row, column, and its picture's rows and columns, [T, 4]."""
         patches, places = [], []
         for item in items:
             rows, columns = self.patch_grid(item)
             block, side = self.merge, self.patch_size
-            pixels = torch.from_numpy(self.transform.normalize(item))
-            cut = pixels.reshape(-1, rows // block, block, side, columns // block, block, side)
+            cut = torch.from_numpy(item).reshape(-1, rows // block, block, side, columns // block, block, side)
             patches.append(cut.permute(1, 4, 2, 5, 0, 3, 6).reshape(rows * columns, -1))
             grid = torch.tensor([[1, rows, columns]])
             size = torch.tensor([rows, columns]).expand(rows * columns, 2)

@@ -17,14 +17,12 @@ from encoder.attention.hf import attention
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
 from encoder.models.halves import TextTower
-from encoder.models.packed import GOLDEN_GRIDS, PackedPictures
+from encoder.models.packed import GOLDEN_GRIDS, PATCHES, PLACES, PackedPictures
 from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.models.weights import learned_scale, load_weights
 from encoder.preprocess.text import TextPipeline
 from encoder.preprocess.variable import naflex_transform
 from encoder.settings import EngineSettings
-
-PLACES = "places"
 
 
 class Siglip2Vision(PackedPictures):
@@ -54,24 +52,29 @@ class Siglip2Vision(PackedPictures):
         )
         self.module = load_weights(checkpoint, Siglip2VisionModel, config=vision)
 
-    def collate(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
-        """Patches float32 [T, p * p * 3], and of each its row, column, and its picture's rows and columns, [T, 4]."""
+    def by_channel(self, patches: torch.Tensor) -> torch.Tensor:
+        return patches.unflatten(1, (-1, 3)).transpose(1, 2)
+
+    def in_patches(self, channels: torch.Tensor) -> torch.Tensor:
+        return channels.transpose(1, 2).flatten(1)
+
+    def levels(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        """Patches pixel by pixel, and of each its row, column, and its picture's rows and columns, [T, 4]."""
         patches, places = [], []
         for item in items:
             rows, columns = self.patch_grid(item)
-            pixels = torch.from_numpy(self.transform.normalize(item))
-            cut = pixels.unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
+            cut = torch.from_numpy(item).unflatten(2, (columns, -1)).unflatten(1, (rows, -1))
             patches.append(cut.permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1))
             row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
             size = torch.tensor([rows, columns]).expand(rows * columns, 2)
             places.append(torch.cat([row.reshape(-1, 1), column.reshape(-1, 1), size], dim=1))
-        return {"patches": torch.cat(patches), PLACES: torch.cat(places), **self.boundaries(items)}
+        return {PATCHES: torch.cat(patches), PLACES: torch.cat(places), **self.boundaries(items)}
 
     def forward(self, inputs: Inputs) -> TowerOutput:
         model: Any = self.module
         embeddings = model.embeddings
         positions = resized_positions(embeddings.position_embedding.weight, inputs[PLACES])
-        hidden = embeddings.patch_embedding(inputs["patches"]) + positions
+        hidden = embeddings.patch_embedding(inputs[PATCHES]) + positions
         hidden = model.encoder(inputs_embeds=hidden[None], attention_mask=None).last_hidden_state
         features = model.post_layernorm(hidden)
         return TowerOutput(self._pool(features, inputs[ITEM_BOUNDARIES]), features[0])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from encoder.errors import CheckpointError, InvalidImage
 from encoder.preprocess.processor_config import HALF, OPENAI_MEAN, OPENAI_STD, read_processor_settings
@@ -122,9 +123,14 @@ class VariableTransform:
         height, width = self.rule.target(*pixels.shape[:2])
         return np.ascontiguousarray(self.pixels.resized(pixels, height, width).transpose(2, 0, 1))
 
-    def normalize(self, picture: np.ndarray) -> np.ndarray:
-        """uint8 [3, H, W] to float32 [3, H, W]."""
-        return self.pixels.normalize(picture[None])[0]
+    def normalize(self, levels: torch.Tensor) -> torch.Tensor:
+        """uint8 [n, 3, ...] to float32 of the same shape, on its device."""
+        return self.pixels.normalize_tensor(levels)
+
+    @property
+    def by_arithmetic(self) -> bool:
+        """Whether `normalize` is nothing but arithmetic, which any device can do while it is captured."""
+        return self.pixels.mode == "torch"
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready; transforms that describe themselves alike give the same numbers."""

@@ -100,6 +100,14 @@ def test_backend_equals_attention_written_out(name: str, need: str, head_dim: in
     assert np.abs(found.double().numpy() - written_out(call)).max() <= TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("need", NEEDS)
+def test_the_reference_may_take_its_queries_in_parts(need: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = call_for(need, 50, 16, torch.float32)
+    whole = backend_class("reference")().attend(call)
+    monkeypatch.setattr("encoder.attention.reference.SCORES_AT_ONCE", 7 * 50 * 4)
+    assert torch.allclose(backend_class("reference")().attend(call), whole, atol=1e-6)
+
+
 @pytest.mark.parametrize("tokens", [511, 512, 513, 700])
 @pytest.mark.parametrize("need", NEEDS)
 def test_sdpa_equals_the_reference_on_both_sides_of_512(need: str, tokens: int) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from encoder.graphs.batches import fits, split
 from encoder.graphs.packing import packed_buckets, pad_packed
 from encoder.graphs.runner import Bucket
+from encoder.models.tower import Windows
 
 BUCKET = Bucket(4, tokens=40, segments=7, max_length=16)
 
@@ -85,6 +86,29 @@ def test_buckets_of_a_family() -> None:
         (64, 16, 4, 8),
     ]
     assert [bucket.cost for bucket in packed_buckets(16, [1, 4])] == [4, 8, 16, 64]
+
+
+def test_budgets_within_a_limit() -> None:
+    """A longest item beyond it has no budget of its own; all are multiples, even of limits that are none."""
+    assert [b.tokens for b in packed_buckets(16384, [1, 2, 32], limit=1024)] == [256, 512, 1024]
+    assert [b.tokens for b in packed_buckets(256, [1, 2, 4, 8], limit=1024)] == [64, 128, 256, 512, 1024]
+    assert [b.tokens for b in packed_buckets(300, [4], limit=1024)] == [75, 150, 300]
+    odd = packed_buckets(999, [1, 2], limit=500, multiple=4)
+    assert [(b.tokens, b.max_length) for b in odd] == [(124, 124), (248, 248), (500, 500)]
+    assert [b.tokens for b in packed_buckets(64, [1], limit=3, multiple=4)] == [4]
+
+
+def test_windows_are_padded_as_items_are() -> None:
+    """By hand: 5 tokens in windows of 2, 2 and 1, filled up to 12 by pieces of at most 3."""
+    bucket = packed_buckets(12, [2], limit=12, windows=Windows(longest=3, share=2))[-1]
+    assert (bucket.tokens, bucket.windows, bucket.max_window) == (12, 9, 3)
+    inputs = {"cu_seqlens": torch.tensor([0, 5]), "cu_window_seqlens": torch.tensor([0, 2, 4, 5]), "x": torch.ones(5)}
+    padded = pad_packed(inputs, bucket)
+    assert padded["cu_window_seqlens"].tolist() == [0, 2, 4, 5, 8, 11, 12, 12, 12, 12]
+    assert padded["cu_seqlens"].tolist()[:3] == [0, 5, 12] and padded["x"].tolist() == [1] * 5 + [0] * 7
+    wide = {**inputs, "cu_window_seqlens": torch.tensor([0, 4, 5])}
+    with pytest.raises(ValueError, match="do not fit 12 tokens in 9 pieces of up to 3"):
+        pad_packed(wide, bucket)
 
 
 def test_splitting_fills_in_order_and_leaves_giants_alone() -> None:

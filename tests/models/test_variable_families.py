@@ -103,7 +103,7 @@ def test_captured(backend: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     """On a device that records operators and replays them on fixed tensors, as a GPU does."""
     monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-    settings = case.settings(max_patches=64)
+    settings = case.settings(max_patches=64, preprocess="torch")
     tower = load_tower(find_checkpoint(str(case.folder)), settings)
     tower.module.to(torch.bfloat16)
     spec = tower.spec
@@ -115,6 +115,7 @@ def test_captured(backend: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> 
     forward.prepare(tower.golden_items(), lambda message: None)
     assert [(record.state, record.reason) for record in forward.records] == [("ready", "")] * len(buckets)
     items = [tower.prepare(pixels) for pixels in case.pictures]  # type: ignore[attr-defined]
+    assert tower.gather(items)["patches"].dtype == torch.uint8  # levels, which the graph normalises
     for members in (items, items[::-1], items[3:5], items[:1]):
         found = forward.run(members, tokens=True)
         assert found.runner == "cuda" and found.trace.reason is None
