@@ -87,7 +87,7 @@ def peers(document: Document, path: Path) -> None:
     with figure(path, 2) as (left, right):
         bars(left, names, [row["images/s"] for row in rows], own)
         dress(left, "images/s, 32 clients or batch 32 (else as named)", "images/s", "")
-        bars(right, names, [row["p50 ms"] or 0.0 for row in rows], own)
+        bars(right, names, [row["p50 ms"] for row in rows], own)
         right.set_yticklabels([])
         dress(right, "p50, one client or batch 1", "ms", "")
 
@@ -139,11 +139,15 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, colour:
     axes.plot(x, y, color=colour, label=label, linewidth=2, marker="o", markersize=5)
 
 
-def bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str] | str = COLOURS[0]) -> None:
-    """Bars that lie, each with its number, the first one on top."""
-    drawn = axes.barh(range(len(names)), values, color=colours, height=0.6)
+def bars(
+    axes: Axes, names: Sequence[str], values: Sequence[float | None], colours: Sequence[str] | str = COLOURS[0]
+) -> None:
+    """Bars that lie, each with its number, the first one on top; without a value there is none."""
+    drawn = axes.barh(range(len(names)), [value or 0.0 for value in values], color=colours, height=0.6)
     axes.set_yticks(range(len(names)), names)
-    axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=8, color=INK)
+    axes.bar_label(
+        drawn, ["" if value is None else f"{value:.1f}" for value in values], padding=3, fontsize=8, color=INK
+    )
     axes.margins(x=0.12)
     axes.invert_yaxis()
 
