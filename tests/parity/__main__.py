@@ -22,10 +22,11 @@ def main(arguments: list[str]) -> int:
     """Exit status 1 when a number is outside its bounds."""
     cases = all_cases()
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description="parity with transformers")
-    parser.add_argument("--quick", action="store_true", help="small models, eight pictures; writes no page")
+    parser.add_argument("--quick", action="store_true", help="small models, eight pictures; seconds a family")
+    parser.add_argument("--write", action="store_true", help="put the numbers of a quick run on the page too")
     parser.add_argument("--family", action="append", default=[], help="a family or a model; may be repeated")
     parser.add_argument("--runner", action="append", default=[], choices=RUNNERS, help="may be repeated")
-    parser.add_argument("--npu-pictures", type=int, default=NPU_PICTURES, help="pictures for the simulated device")
+    parser.add_argument("--npu-pictures", type=int, default=NPU_PICTURES, help="pictures for the simulated NPU")
     parser.add_argument("--page", action="store_true", help="only write the page anew from parity.json")
     asked = parser.parse_args(arguments)
     chosen = [case for case in cases.values() if not asked.family or {case.name, case.family} & set(asked.family)]
@@ -40,12 +41,17 @@ def main(arguments: list[str]) -> int:
     )
     hushed()
     results: list[CaseResult] = []
-    for case in [] if asked.page else chosen:
+    # One start of the simulated NPU for all small models; else a case at a time, so that what is done is written.
+    together = asked.quick and "npu" in plan.runners
+    groups = [chosen] if together else [[case] for case in chosen]
+    for group in [] if asked.page else groups:
         with tempfile.TemporaryDirectory() as scratch:
-            results.append(measure(case, plan, Path(scratch)))
-        show(results[-1])
-        if not asked.quick:
-            write_page(results[-1:])
+            found = measure(group, plan, Path(scratch))
+        for result in found:
+            show(result)
+        if asked.write or not asked.quick:
+            write_page(found)
+        results += found
     if asked.page:
         write_page([])
     failures = [line for result in results for line in result.failures]

@@ -100,18 +100,33 @@ class Subject:
         return _settings(self.case, self.checkpoint, runner, dtype, self.case.modes[0])
 
 
-def measure(case: Case, plan: Plan, folder: Path) -> CaseResult:
-    """Measures one case in `folder`, which is empty."""
-    subject = prepare(case, plan, folder)
-    rows: list[TowerRow] = []
-    for runner in plan.runners:
-        if runner == "npu" and runner not in case.skip:
-            asked = [(subject, dtype) for dtype in plan.dtypes]
-            rows += npu_rows(asked, plan.npu_pictures, folder)
-        elif runner not in case.skip:
-            rows += [cpu_row(subject, runner, dtype) for dtype in plan.dtypes]
-    not_run = {runner: why for runner, why in case.skip.items() if runner in plan.runners}
-    return CaseResult(case.name, case.family, plan.size, subject.pixels, rows, not_run)
+def measure(cases: Sequence[Case], plan: Plan, folder: Path) -> list[CaseResult]:
+    """Measures cases in `folder`, which is empty; those on the simulated NPU all in one process of it."""
+    subjects = [prepare(case, plan, folder) for case in cases]
+    rows = {
+        subject.case.name: [
+            cpu_row(subject, runner, dtype)
+            for runner in plan.runners
+            for dtype in plan.dtypes
+            if runner != "npu" and runner not in subject.case.skip
+        ]
+        for subject in subjects
+    }
+    if "npu" in plan.runners:
+        asked = [(subject, dtype) for subject in subjects for dtype in plan.dtypes if "npu" not in subject.case.skip]
+        for (subject, _), row in zip(asked, npu_rows(asked, plan.npu_pictures, folder), strict=True):
+            rows[subject.case.name].append(row)
+    return [
+        CaseResult(
+            name=subject.case.name,
+            family=subject.case.family,
+            size=plan.size,
+            pixels=subject.pixels,
+            rows=rows[subject.case.name],
+            not_run={runner: why for runner, why in subject.case.skip.items() if runner in plan.runners},
+        )
+        for subject in subjects
+    ]
 
 
 def prepare(case: Case, plan: Plan, folder: Path) -> Subject:

@@ -25,6 +25,6 @@ def test_a_run_replaces_its_own_rows_alone(tmp_path: Path) -> None:
     ]  # fmt: skip
     text = page(merged, [("some-b-16", "some"), ("other-l-14", "other")])
     assert "| some-b-16 | some | real | torch | 64 of 64 |" in text
-    assert "- other-l-14 (other): never at real size" in text
+    assert "- other-l-14 (other): not at real size" in text
     assert "- some-b-16 (some) on openvino in bfloat16: left out of the run at real size" in text
     assert "- some-b-16 eager float32: too low" in text
