@@ -91,8 +91,12 @@ class Machine:
 
     def kill(self, pid: int, with_signal: int = signal.SIGKILL) -> None:
         """Only a process of this fleet."""
-        assert pid in {process.pid for process in self.fleet.processes()}
+        assert self.has(pid)
         os.kill(pid, with_signal)
+
+    def has(self, pid: int) -> bool:
+        """Whether that is a running process of this fleet."""
+        return pid in {process.pid for process in self.fleet.processes()}
 
     def named(self, name: str) -> list[int]:
         """Process ids of this fleet's processes of that name."""
