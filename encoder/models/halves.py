@@ -53,9 +53,14 @@ class PictureTower(VisionTower[np.ndarray]):
         return self.finish(self.gather(items, length=length))
 
     def gather(self, items: Sequence[np.ndarray], *, length: int | None = None) -> dict[str, torch.Tensor]:
-        """Levels as they are, a quarter of the bytes; a processor that rescales first has floats already."""
+        """Levels as they are, a quarter of the bytes, where single operations finish them.
+
+        A processor that rescales first has floats already, and the mode `pil` looks levels up in a table, which a graph
+        would have to be given.
+        """
         pixels = torch.from_numpy(np.stack(items))
-        return {PIXELS: pixels if pixels.dtype is torch.uint8 else self.transform.normalize_tensor(pixels)}
+        as_they_are = pixels.dtype is torch.uint8 and self.transform.mode == "torch"
+        return {PIXELS: pixels if as_they_are else self.transform.normalize_tensor(pixels)}
 
     def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         pixels = inputs[PIXELS]
