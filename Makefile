@@ -9,6 +9,9 @@ PROTO_OUT ?= .
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
+# A pipe fails when any part of it does.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .PHONY: help demo serve test test-quick test-long test-fleet fuzz lint types bench bench-peers parity k8s proto lock clean
 
 help: ## list the targets
@@ -19,8 +22,9 @@ $(READY): pyproject.toml constraints.txt
 		{ echo "vitfleet needs Python 3.11 or newer: set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "setting up $(VENV) (torch, Ray, transformers: about 2 GB, a minute or two the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --progress-bar off \
-		-c constraints.txt -e '.[openvino,int8,bulk,bench,dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off \
+		-c constraints.txt -e '.[openvino,int8,bulk,bench,dev]' \
+		| sed -unE 's/^(Collecting|  Downloading|Installing collected packages:) ([^ ,]+).*/  \1 \2/p'
 	@touch $@
 
 demo: $(READY) ## start the service, encode the sample pictures, print what came out, stop

@@ -132,5 +132,7 @@ def describe_validation(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc']) or 'value'}: {item['msg']}" for item in error.errors()
+        f"{'.'.join(str(part) for part in item['loc']) or 'value'}: "
+        f"{'no such setting, look at its spelling' if item['type'] == 'extra_forbidden' else item['msg']}"
+        for item in error.errors()
     )

@@ -9,8 +9,9 @@ import pytest
 TOGETHER = ("tests/e2e/", "tests/npu_sim/")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Says which tests one worker has to run (pytest-xdist, `--dist loadgroup`)."""
+    """Says which tests one worker has to run (pytest-xdist, `--dist loadgroup`), before xdist looks."""
     for item in items:
         file = item.nodeid.partition("::")[0]
         group = next((folder for folder in TOGETHER if file.startswith(folder)), file)

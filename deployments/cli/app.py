@@ -162,6 +162,11 @@ def check(
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     runner: Annotated[str, typer.Option(help="auto, eager, openvino, cuda or npu.")] = "auto",
+    quantization: Annotated[str, typer.Option(help="none or int8 (the vision tower on OpenVINO).")] = "none",
+    calibration: Annotated[
+        Path | None, typer.Option(help="Folder of pictures that int8 is calibrated on; empty: drawn ones.")
+    ] = None,
+    preprocess: Annotated[str, typer.Option(help="torch, pil or reduced.")] = "torch",
     buckets: Annotated[str, typer.Option(help="Batch sizes to capture, as 1,4,8; empty: those of a replica.")] = "",
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub model.")] = None,
     strict_backend: Annotated[
@@ -180,8 +185,10 @@ def check(
         "runner": runner,
         "revision": revision,
         "strict_backend": strict_backend,
+        "preprocess": preprocess,
     }
-    run_check(engine, tower=tower, buckets=buckets, as_json=json)
+    for_pictures = {"quantization": quantization, "calibration": calibration}
+    run_check(engine, for_pictures, tower=tower, buckets=buckets, as_json=json)
 
 
 @app.command(name="add-check")

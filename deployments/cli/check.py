@@ -14,10 +14,13 @@ from encoder.v1 import encoder_pb2 as pb
 TOWERS = {"vision": ("vision",), "text": ("text",), "both": ("vision", "text")}
 
 
-def run_check(engine: Mapping[str, object], *, tower: str, buckets: str = "", as_json: bool) -> None:
+def run_check(
+    engine: Mapping[str, object], for_pictures: Mapping[str, object], *, tower: str, buckets: str = "", as_json: bool
+) -> None:
     """Raises EncoderError, hence exit code 1, when a tower cannot be made ready or its proof does not hold.
 
-    `buckets`: batch sizes with commas between them; empty: the default of the settings.
+    `for_pictures`: engine settings of the vision tower alone. `buckets`: batch sizes with commas between them; empty:
+    the default of the settings.
     """
     if tower not in TOWERS:
         raise InvalidInput(f"--tower {tower!r} is unknown: use {', '.join(TOWERS)}")
@@ -29,7 +32,8 @@ def run_check(engine: Mapping[str, object], *, tower: str, buckets: str = "", as
     chosen = {"buckets": buckets.split(",")} if buckets else {}
     reports = []
     for name in TOWERS[tower]:
-        settings = parse_engine_settings({**engine, **chosen, "tower": name})
+        own = for_pictures if name == "vision" else {}
+        settings = parse_engine_settings({**engine, **own, **chosen, "tower": name})
         loaded = Engine.load(settings, progress=lambda message, name=name: _say(f"{name}: {message}"))  # type: ignore[misc]
         reports.append(report_to_proto(loaded.report(), identity))
         loaded.close()

@@ -113,6 +113,8 @@ def _progress_bar() -> Progress:
 def _tell(out: Path, pictures: Sequence[Path], result: EncodeResult) -> None:
     good = int(result.ok.sum())
     print(f"{good} of {len(pictures)} pictures: {result.dtype} vectors of {result.dimensions} dimensions in {out}")
+    if out.suffix == ".npy":
+        print(f"which picture each row is, and what failed: {out}.json")
     for index, error in list(result.errors.items())[:SHOWN_ERRORS]:
         print(f"  no vector: {pictures[index]}: {error.message}", file=sys.stderr)
     if len(result.errors) > SHOWN_ERRORS:

@@ -20,6 +20,7 @@ from deployments.local import FleetAddresses, LocalFleet
 from deployments.settings import LOCAL_CONFIG, LocalSettings, ProxyKind, ServeSettings
 from encoder.client import EncoderClient
 from encoder.demo import demo_labels, demo_pictures
+from encoder.models.checkpoint import folder_of
 
 
 def run_serve(
@@ -32,7 +33,12 @@ def run_serve(
     http_port: int,
     proxy: ProxyKind,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then stops everything that it started."""
+    """Serves until SIGINT or SIGTERM, then stops everything that it started.
+
+    Raises CheckpointError at once for a model that is neither a folder nor a hub's.
+    """
+    if isinstance(model := engine.get("model"), str):
+        folder_of(model)
     serve = ServeSettings(proxy=proxy, host=host, grpc_port=serve_port, http_port=http_port, drain_period_s=1.0)
     settings = LocalSettings(config=config or LOCAL_CONFIG, serve=serve, engine=engine, router_port=port)
     stopper = Stopper()

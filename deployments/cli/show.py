@@ -11,6 +11,8 @@ from rich.table import Table
 from encoder.client import EncoderClient
 from encoder.v1 import encoder_pb2 as pb
 
+# The self-check that measures a drift which was asked for is told by itself.
+DRIFT = "reduced"
 TOWER_NAMES = {pb.TOWER_VISION: "vision", pb.TOWER_TEXT: "text"}
 
 
@@ -63,12 +65,15 @@ def run_models(*, address: str, as_json: bool) -> None:
 
 def show_report(replicas: Sequence[pb.ReplicaReport], to: Console) -> None:
     """What each replica chose and proved."""
-    overview = Table("pool", "tower", "device", "backend", "asked for by", "why", "graphs", "self-check", "items/s")
+    overview = Table(
+        "pool", "tower", "device", "dtype", "backend", "asked for by", "why", "graphs", "self-check", "items/s"
+    )
     for replica in replicas:
         overview.add_row(
             replica.pool,
             TOWER_NAMES.get(replica.tower, "?"),
             f"{replica.device.kind}:{replica.device.index} {replica.device.name}",
+            replica.compute_dtype,
             replica.backend.name,
             replica.backend.source,
             replica.backend.reason,
@@ -107,13 +112,18 @@ def _graphs(replica: pb.ReplicaReport) -> str:
 def _proof(replica: pb.ReplicaReport) -> str:
     if not replica.self_checks:
         return "not run"
-    worst = min(check.worst_cosine for check in replica.self_checks if check.backend)
+    worst = min(check.worst_cosine for check in replica.self_checks if check.dtype != DRIFT)
     failed = [check for check in replica.self_checks if not check.passed]
     return f"cosine ≥ {worst:.5f}" + (f", {len(failed)} failed" if failed else "")
 
 
 def _remarks(replica: pb.ReplicaReport) -> list[str]:
     lines = [f"{rejected.name} was rejected: {rejected.reason}" for rejected in replica.backend.rejected]
+    lines += [
+        f"preprocess reduced: {check.detail}: cosine ≥ {check.worst_cosine:.5f}"
+        for check in replica.self_checks
+        if check.dtype == DRIFT
+    ]
     lines += [
         f"graph {graph.bucket} is {graph.state}: {graph.reason}"
         for graph in replica.graphs

@@ -19,14 +19,19 @@ def run_classify(picture: Path, labels: Sequence[str], *, address: str, model: s
     if len(set(labels)) < 2:
         raise InvalidInput("classify needs two labels or more: --labels 'a red circle' 'a blue square'")
     with EncoderClient(address, model=model) as client:
-        images = np.asarray(client.encode_images([picture]), np.float32)
+        encoded = client.encode_images([picture], on_error="mask")
+        if encoded.errors:
+            raise InvalidInput(f"{picture}: {encoded.errors[0].message}")
+        images = np.asarray(encoded.vectors, np.float32)
         texts = np.asarray(client.encode_text(list(labels)), np.float32)
         scale = logit_scale(client, model)
     chances = probabilities(images, texts, scale)[0]
-    table = Table("label", "probability", title=str(picture))
+    table = Table("label", "probability")
     for index in np.argsort(-chances):
         table.add_row(labels[int(index)], f"{chances[index]:.1%}")
-    console().print(table)
+    to = console()
+    to.print(str(picture), soft_wrap=True)
+    to.print(table)
 
 
 def logit_scale(client: EncoderClient, model: str = "") -> float:

@@ -154,7 +154,7 @@ def _of_tower(wanted: Wanted, pools: Sequence[PoolView], growing: bool) -> Seque
     if not fitting:
         return Refusal(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"no pool for {items} is configured (pools: {_names(pools)}): add one to the router's settings",
+            f"no pool for {items} is configured (pools: {_names(pools)}): serve one, or name it to the router",
         )
     return [pool for pool in fitting if pool.towers is not None] or fitting
 

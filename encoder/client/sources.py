@@ -62,7 +62,8 @@ def make_source(kind: Kind, index: int, item: object, max_bytes: int) -> Source 
         payload, size = _text_payload(item) if kind == "text" else _image_payload(item)
         if size > max_bytes:
             raise ItemRefused(
-                f"{size} bytes do not fit into a message (at most {max_bytes}): shrink it, or raise max_message_bytes="
+                f"{size} bytes do not fit into a message (at most {max_bytes}): shrink it, send pixels as JPEG or PNG, "
+                "or raise max_message_bytes= where router and pool take more"
             )
         return Source(index, name, size, payload)
     except ItemRefused as refused:

@@ -66,24 +66,37 @@ def find_checkpoint(model: str, *, revision: str | None = None, offline: bool = 
     A folder that exists is taken as it is; 'demo' is the embedded model; all else is a hub name, which `offline` looks
     up in the local hub cache alone.
     """
+    folder = folder_of(model)
+    if folder is None:
+        return _from_hub(model, revision, offline)
+    if model == DEMO:
+        return _from_folder(DEMO, folder)
+    if revision is not None:
+        raise CheckpointError(f"{model} is a folder and has no revision {revision!r}: leave the revision empty")
+    return _from_folder(folder.resolve().name, folder)
+
+
+def folder_of(model: str) -> Path | None:
+    """The folder that `model` names, the demo's for 'demo', None for a hub name; nothing in it is read.
+
+    Raises CheckpointError for what is neither.
+    """
     if model != model.strip() or not model:
         raise CheckpointError(f"model name {model!r} has blanks at its ends or is empty: write it without them")
     if model == DEMO:
         from encoder.demo import demo_model_path
 
-        return _from_folder(DEMO, demo_model_path())
+        return demo_model_path()
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if revision is not None:
-            raise CheckpointError(f"{model} is a folder and has no revision {revision!r}: leave the revision empty")
-        return _from_folder(folder.resolve().name, folder)
+        return folder
     if folder.exists():
         raise CheckpointError(f"{model} is a file: name the folder that holds config.json and model.safetensors")
     if not HUB_NAME.fullmatch(model):
         raise CheckpointError(
             f"{model}: there is no such folder, and it is no hub name such as openai/clip-vit-base-patch32"
         )
-    return _from_hub(model, revision, offline)
+    return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

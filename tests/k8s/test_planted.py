@@ -152,7 +152,7 @@ FLEET = {
     ),
 }
 ROUTERS = {
-    "unknown setting": (in_router_settings(pool=[]), ("Deployment", "settings", "pool: Extra inputs")),
+    "unknown setting": (in_router_settings(pool=[]), ("Deployment", "settings", "pool: no such setting")),
     "a pool that is not served": (
         in_router_settings(pools=[{"name": "vision-tpu", "address": "dns:///vitfleet-serve-svc:9000"}]),
         ("Deployment", "settings", "name the pools vision-tpu; the RayService serves text, vision-cpu"),
