@@ -35,7 +35,7 @@ serve: $(READY) ## serve the demo model on this machine until Ctrl-C
 
 test: lint types ## every check and every test
 	@echo "running the tests, $(TEST_JOBS) at a time"
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-quick: $(READY) ## the tests that start no Ray
 	@$(BIN)/python -m pytest -m "not serve and not long and not fleet"
