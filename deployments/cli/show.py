@@ -18,7 +18,7 @@ TOWER_NAMES = {pb.TOWER_VISION: "vision", pb.TOWER_TEXT: "text"}
 
 def console() -> Console:
     """For tables; without a terminal lines are not cut at 80 columns."""
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def print_json(message: Any) -> None:

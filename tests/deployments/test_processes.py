@@ -57,12 +57,13 @@ def test_a_block_that_is_held_is_not_given_twice(monkeypatch):
 def test_a_block_with_a_taken_port_is_passed_over(monkeypatch):
     with PortBlock.reserve() as block:
         first = block.first
-    monkeypatch.setattr("deployments.processes.BLOCK_RANGE", (first, first + 2 * BLOCK_SIZE))
+    # Others on this machine may hold some of them.
+    monkeypatch.setattr("deployments.processes.BLOCK_RANGE", (first, first + 16 * BLOCK_SIZE))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first + 7))
         taken.listen()
         with PortBlock.reserve() as block:
-            assert block.first == first + BLOCK_SIZE
+            assert block.first > first and (block.first - first) % BLOCK_SIZE == 0
 
 
 def test_a_port_that_grpc_would_share_counts_as_taken():

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import CLIPTokenizer
 
 from encoder.engine import Engine
+from encoder.graphs import proof
 from encoder.settings import EngineSettings
 from tests.support.checkpoints import VIT_B_32, oracle, unit, worst_cosine, write_clip
 from tests.support.clip_vocab import clip_tokenizer_folder
@@ -91,6 +92,14 @@ KINDS = [
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
     tower, dtype, runner = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)  # times must not decide here whether a bucket serves
+        loaded = load(folder, tower, dtype, runner)
+    yield loaded
+    loaded.close()
+
+
+def load(folder: Path, tower: str, dtype: str, runner: str) -> Engine:
     settings = {
         "model": str(folder),
         "tower": tower,
@@ -99,9 +108,7 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Iterator[Engine]:
         "buckets": [1, 33],
         "text_lengths": [16],
     }
-    loaded = Engine.load(EngineSettings.model_validate(settings))
-    yield loaded
-    loaded.close()
+    return Engine.load(EngineSettings.model_validate(settings))
 
 
 def prepared(engine: Engine, pictures: list[bytes]) -> list[object]:

@@ -38,7 +38,7 @@ def pictures() -> list[bytes]:
     return encoded
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def engine() -> Iterator[Engine]:
     settings = {"model": "demo", "dtype": "float32", "runner": "openvino", "buckets": [1, 4], "threads": 1}
     loaded = Engine.load(parse_engine_settings(settings))
