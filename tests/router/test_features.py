@@ -45,7 +45,7 @@ def engine() -> Iterator[Engine]:
     yield loaded
     loaded.close()
 
-
+@pytest.fixture
 @pytest.fixture(scope="module")
 def expected(engine: Engine) -> np.ndarray:
     """[5, t, F]: the last layer without the class token."""
