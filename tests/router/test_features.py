@@ -45,8 +45,8 @@ def engine() -> Iterator[Engine]:
     yield loaded
     loaded.close()
 
+
 @pytest.fixture
-@pytest.fixture(scope="module")
 def expected(engine: Engine) -> np.ndarray:
     """[5, t, F]: the last layer without the class token."""
     model = CLIPVisionModelWithProjection.from_pretrained(demo_model_path(), attn_implementation="eager").eval()
