@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
-# Files of tests that run side by side.
+# Files of tests that run side by side. Ray's replicas, niced by 15 else, would starve beside the other file.
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -35,7 +35,7 @@ serve: $(READY) ## serve the demo model on this machine until Ctrl-C
 
 test: lint types ## every check and every test
 	@echo "running the tests, $(TEST_JOBS) at a time"
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	@RAY_worker_niceness=0 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-quick: $(READY) ## the tests that start no Ray
 	@$(BIN)/python -m pytest -m "not serve and not long and not fleet"
