@@ -30,14 +30,6 @@ class Qwen25Vision(QwenVision):
     config_class = Qwen2_5_VLVisionConfig
     model_class = Qwen2_5_VisionTransformerPretrainedModel
 
-    @staticmethod
-    def width(vision: Any) -> int:
-        return int(vision.hidden_size)
-
-    @staticmethod
-    def dimensions(vision: Any) -> int:
-        return int(vision.out_hidden_size)
-
     def prepare_layers(self, vision: Any) -> None:
         self.window_size = vision.window_size
         self.whole_layers = frozenset(vision.fullatt_block_indexes)

@@ -24,14 +24,6 @@ class Qwen3Vision(QwenVision):
     config_class = Qwen3VLVisionConfig
     model_class = Qwen3VLVisionModel
 
-    @staticmethod
-    def width(vision: Any) -> int:
-        return int(vision.hidden_size)
-
-    @staticmethod
-    def dimensions(vision: Any) -> int:
-        return int(vision.out_hidden_size)
-
     @classmethod
     def read_config(cls, checkpoint: Checkpoint) -> Any:
         vision = super().read_config(checkpoint)

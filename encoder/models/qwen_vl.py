@@ -6,7 +6,6 @@ the host, which neither a graph nor a packed kernel can follow. Row and column o
 all that depends on them is computed on the device in float32.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -76,14 +75,14 @@ class QwenVision(PackedPictures):
         self.module = load_weights(checkpoint, self.model_class, config=vision, key_mapping=VISUAL_ALONE)
 
     @staticmethod
-    @abstractmethod
     def width(vision: Any) -> int:
         """Of the layers."""
+        return int(vision.hidden_size)
 
     @staticmethod
-    @abstractmethod
     def dimensions(vision: Any) -> int:
         """Of the merger's features."""
+        return int(vision.out_hidden_size)
 
     @classmethod
     def read_config(cls, checkpoint: Checkpoint) -> Any:

@@ -46,11 +46,14 @@ class SiglipVision(PictureTower):
 class SiglipText(TextTower):
     """Pooled at the last position, projected."""
 
+    family = "siglip"
+    config_class: Any = SiglipConfig
+    model_class: Any = SiglipTextModel
+
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
-        config: Any = SiglipConfig.from_dict(checkpoint.config)
-        text = config.text_config
+        text = self.config_class.from_dict(checkpoint.config).text_config
         self.spec = TowerSpec(
-            family="siglip",
+            family=self.family,
             tower="text",
             dimensions=text.projection_size,
             head_dims=frozenset({text.hidden_size // text.num_attention_heads}),
@@ -61,7 +64,7 @@ class SiglipText(TextTower):
         )
         self.pipeline = TextPipeline.from_folder(checkpoint.folder, text.max_position_embeddings, "max_length")
         self.pipeline.check_vocabulary(checkpoint.name, text.vocab_size)
-        self.module = load_weights(checkpoint, SiglipTextModel)
+        self.module = load_weights(checkpoint, self.model_class)
 
     def forward(self, inputs: Inputs) -> TowerOutput:
         return TowerOutput(self.module(input_ids=inputs["input_ids"]).pooler_output)

@@ -16,11 +16,10 @@ from encoder.attention.backend import ITEM_BOUNDARIES, MaskNeed
 from encoder.attention.hf import attention
 from encoder.errors import CheckpointError
 from encoder.models.checkpoint import Checkpoint
-from encoder.models.halves import TextTower
 from encoder.models.packed import GOLDEN_GRIDS, PATCHES, PLACES, PackedPictures
+from encoder.models.siglip import SiglipText
 from encoder.models.tower import Inputs, Tower, TowerOutput, TowerSpec
 from encoder.models.weights import learned_scale, load_weights
-from encoder.preprocess.text import TextPipeline
 from encoder.preprocess.variable import naflex_transform
 from encoder.settings import EngineSettings
 
@@ -100,30 +99,17 @@ class Siglip2Vision(PackedPictures):
         return mixed
 
 
-class Siglip2Text(TextTower):
-    """Always padded to its full length, unmasked; pooled at the last position, projected."""
+class Siglip2Text(SiglipText):
+    """As SigLIP's: always padded to its full length, unmasked; pooled at the last position, projected."""
+
+    family = "siglip2"
+    config_class = Siglip2Config
+    model_class = Siglip2TextModel
 
     def __init__(self, checkpoint: Checkpoint, settings: EngineSettings) -> None:
         if checkpoint.model_type != Siglip2Config.model_type:
             raise CheckpointError(f"{checkpoint.name}: it is a vision tower alone and has no text tower")
-        config: Any = Siglip2Config.from_dict(checkpoint.config)
-        text = config.text_config
-        self.spec = TowerSpec(
-            family="siglip2",
-            tower="text",
-            dimensions=text.projection_size,
-            head_dims=frozenset({text.hidden_size // text.num_attention_heads}),
-            mask_needs=frozenset({MaskNeed.NONE}),
-            max_tokens=text.max_position_embeddings,
-            fixed_length=True,
-            logit_scale=learned_scale(checkpoint),
-        )
-        self.pipeline = TextPipeline.from_folder(checkpoint.folder, text.max_position_embeddings, "max_length")
-        self.pipeline.check_vocabulary(checkpoint.name, text.vocab_size)
-        self.module = load_weights(checkpoint, Siglip2TextModel)
-
-    def forward(self, inputs: Inputs) -> TowerOutput:
-        return TowerOutput(self.module(input_ids=inputs["input_ids"]).pooler_output)
+        super().__init__(checkpoint, settings)
 
 
 def resized_positions(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
