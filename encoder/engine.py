@@ -303,7 +303,7 @@ class Engine:
                     failed = self._first_failed(proof.attention(self._dispatcher, self._device, self._dtype))
             if failed is None:
                 with self._stage(f"capture {self._forward.runner_name}", progress):
-                    self._forward.prepare(self._golden, progress)
+                    self._forward.prepare(self._golden, progress, proof.truth if proof is not None else None)
             if failed is None and self._options.int8 and not self._forward.any_ready:
                 raise SelfCheckFailed(
                     f"{self.info.name}: int8 does not compute the right vectors: {self._forward.records[0].reason}: "

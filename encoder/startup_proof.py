@@ -13,6 +13,7 @@ from encoder.device import Device, open_device
 from encoder.graphs.batches import split_tokens
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
+from encoder.graphs.proof import Rows
 from encoder.graphs.runner import Bucket
 from encoder.models.tower import Tower
 from encoder.selfcheck import CheckResult, check_attention, check_vectors
@@ -28,8 +29,8 @@ class StartupProof:
         oracle = ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities)
         runner = EagerRunner(tower, Dispatcher(oracle), open_device("cpu"), torch.float32)
         output, _ = runner.run(Bucket(len(golden)), tower.gather(golden), tokens=True)
-        self._vectors = output.vectors.numpy()
-        self._features = [] if output.tokens is None else split_tokens(tower, golden, output.tokens.numpy())
+        features = [] if output.tokens is None else split_tokens(tower, golden, output.tokens.numpy())
+        self.truth = Rows(output.vectors.numpy(), features)
 
     def attention(self, dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> list[CheckResult]:
         """Each mask need of the tower alone, at each of its head dims, on sharp queries and keys."""
@@ -48,11 +49,16 @@ class StartupProof:
         together = forward.run(self._golden, tokens=bool(spec.token_dimensions))
         alone = [forward.run([item]) for item in self._golden]
         runs = [
-            ("vectors, together", together.vectors, self._vectors, together.runner),
-            ("vectors, one by one", np.concatenate([one.vectors for one in alone]), self._vectors, alone[0].runner),
+            ("vectors, together", together.vectors, self.truth.vectors, together.runner),
+            (
+                "vectors, one by one",
+                np.concatenate([one.vectors for one in alone]),
+                self.truth.vectors,
+                alone[0].runner,
+            ),
         ]
         # An item's features are held together as one long vector.
-        for place, (ours, theirs) in enumerate(zip(together.tokens, self._features, strict=True)):
+        for place, (ours, theirs) in enumerate(zip(together.tokens, self.truth.tokens, strict=True)):
             runs.append((f"features of {place}", ours.reshape(1, -1), theirs.reshape(1, -1), together.runner))
         return [
             check_vectors(

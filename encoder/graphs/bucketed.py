@@ -10,7 +10,7 @@ import numpy as np
 from encoder.attention.dispatch import CallTrace
 from encoder.graphs.batches import bucket_inputs, fits, split, split_tokens
 from encoder.graphs.eager import EagerRunner
-from encoder.graphs.proof import BucketProof
+from encoder.graphs.proof import BucketProof, Rows
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
 from encoder.models.tower import TowerOutput
 
@@ -77,9 +77,9 @@ class BucketedForward:
         """What is known of each bucket, the cheapest first."""
         return tuple(self._records.values())
 
-    def prepare(self, samples: Sequence[Any], progress: Callable[[str], None]) -> None:
-        """Captures and proves every bucket with the samples; see `encoder.graphs.proof`."""
-        BucketProof(self._runner, self._eager, self._records, samples, progress).run(self._limits)
+    def prepare(self, samples: Sequence[Any], progress: Callable[[str], None], truth: Rows | None = None) -> None:
+        """Captures and proves every bucket with the samples, whose float32 rows are `truth`: `encoder.graphs.proof`."""
+        BucketProof(self._runner, self._eager, self._records, samples, progress, truth).run(self._limits)
 
     def run(self, items: Sequence[Any], *, tokens: bool = False) -> Encoded:
         """Any number of items, in groups that buckets take."""

@@ -18,6 +18,8 @@ from encoder.attention.dispatch import CallTrace
 from encoder.attention.hf import attending
 from encoder.device import Device
 from encoder.graphs.ir_store import WEIGHTS, IrStore
+from encoder.graphs.patch_product import patches_as_product
+from encoder.graphs.pooled_token import split_at_pooled_token
 from encoder.graphs.runner import Bucket, GraphRunner
 from encoder.memory import drop_mapped_pages
 from encoder.models.tower import Inputs, TowerOutput
@@ -35,6 +37,7 @@ class OpenVinoRunner(GraphRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._request: Any = None
+        self._features: Any = None
         self._trace = CallTrace()
         self._file: Path | None = None
         self._captured: set[Bucket] = set()
@@ -56,36 +59,41 @@ class OpenVinoRunner(GraphRunner):
     def capture(self, bucket: Bucket, inputs: Inputs) -> int:
         inputs = self.tower.finish(inputs)
         if self._request is None:
-            self._request = self._compile(bucket, inputs)
+            self._request, self._features = self._compile(bucket, inputs)
         self._captured.add(bucket)
         self._infer(inputs)
         return 0
 
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         # On the host: inside, bfloat16 would round the levels before they are normalised.
-        found = self._infer(self.tower.finish(inputs))
+        self._infer(self.tower.finish(inputs))
         self.dispatcher.count(self._trace)
-        wanted = list(found.values())[: 2 if tokens else 1]
-        copies = [torch.from_numpy(np.array(one, dtype=np.float32)) for one in wanted]  # the request keeps its buffers
+        vectors, *rest = self._request.output_tensors
+        wanted = [vectors]
+        if tokens and self._features is not None:
+            self._features.infer(rest)
+            rest = self._features.output_tensors
+        if tokens:
+            wanted += rest
+        copies = [torch.from_numpy(np.array(one.data, dtype=np.float32)) for one in wanted]  # the requests keep theirs
         return TowerOutput(*copies), self._trace
 
     def release(self, bucket: Bucket) -> None:
         """The model goes with the last of its buckets."""
         self._captured.discard(bucket)
         if not self._captured:
-            self._request = None
+            self._request = self._features = None
 
     def settle(self) -> None:
         if self._file is not None:
             drop_mapped_pages(self._file.with_name(WEIGHTS))
 
-    def _infer(self, inputs: Inputs) -> Any:
+    def _infer(self, inputs: Inputs) -> None:
         # float32 goes in whatever the precision inside: rounding is the compiled model's, at its first operator.
-        return self._request.infer(
-            [tensor.numpy() for tensor in inputs.values()], share_inputs=True, share_outputs=True
-        )
+        self._request.infer([tensor.numpy() for tensor in inputs.values()], share_inputs=True, share_outputs=True)
 
-    def _compile(self, bucket: Bucket, inputs: Inputs) -> Any:
+    def _compile(self, bucket: Bucket, inputs: Inputs) -> tuple[Any, Any | None]:
+        """Requests for the vectors and, where those are computed apart, for the features."""
         import openvino
 
         core = openvino.Core()
@@ -94,12 +102,17 @@ class OpenVinoRunner(GraphRunner):
             port: [-1, *(-1 if size == bucket.length else size for size in tensor.shape[1:])]
             for port, tensor in zip(model.inputs, inputs.values(), strict=True)
         })  # fmt: skip
+        patches_as_product(model)
+        split = split_at_pooled_token(model, handed_on=PRECISIONS[self.dtype])
         settings = {
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.dtype],
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
-        return core.compile_model(model, "CPU", settings).create_infer_request()
+        return tuple(
+            None if part is None else core.compile_model(part, "CPU", settings).create_infer_request()
+            for part in (split.vectors, split.features)
+        )
 
     def _model(self, core: Any, inputs: Inputs) -> Any:
         """The tower as OpenVINO's model: from the store where it is kept there, else converted and kept."""
