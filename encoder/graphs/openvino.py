@@ -109,10 +109,11 @@ class OpenVinoRunner(GraphRunner):
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
         }
-        return tuple(
-            None if part is None else core.compile_model(part, "CPU", settings).create_infer_request()
+        vectors, features = (
+            core.compile_model(part, "CPU", settings).create_infer_request() if part is not None else None
             for part in (split.vectors, split.features)
         )
+        return vectors, features
 
     def _model(self, core: Any, inputs: Inputs) -> Any:
         """The tower as OpenVINO's model: from the store where it is kept there, else converted and kept."""

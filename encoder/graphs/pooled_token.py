@@ -21,6 +21,15 @@ TOKENS, CHANNELS = 1, 2
 
 
 @dataclass(frozen=True)
+class Choice:
+    """A Gather that takes one of the `tokens` [n, t, k] an item, or out of all items' in a row, if `flat`."""
+
+    node: Any
+    tokens: Any
+    flat: bool
+
+
+@dataclass(frozen=True)
 class Split:
     """Two OpenVINO models: `vectors` gives the vectors and then what `features` takes.
 
@@ -38,12 +47,14 @@ def split_at_pooled_token(model: Any, handed_on: str = "f32") -> Split:
     computed in: the CPU plugin keeps whatever leads to a float32 output in float32, and for these that would be the
     residual stream of all layers, a tenth of the time.
     """
-    choice = next((node for node in _above(model.outputs[0].get_node()) if _tokens_of(node) is not None), None)
-    followers = _followers(model, choice) if choice is not None else {}
+    choice = next(filter(None, map(_choice, _above(model.outputs[0].get_node()))), None)
+    if choice is None:
+        return Split(model)
+    followers = _followers(model, choice)
     sources = _sources(followers)
-    has_features = len(model.outputs) > 1
     if not sources or not all(map(_has_width, sources)):
         return Split(model)
+    has_features = len(model.outputs) > 1
     if has_features and not _made_of(model.outputs[1].get_node(), sources):
         return Split(model)
     for place, source in enumerate(sources):
@@ -59,28 +70,28 @@ def split_at_pooled_token(model: Any, handed_on: str = "f32") -> Split:
     return Split(model, features)
 
 
-def _tokens_of(node: Any) -> Any | None:
-    """The tokens [n, t, k] of which a Gather takes one an item, as they are or laid out flat; None for other nodes."""
-    if node.get_type_name() != "Gather" or not _constant(node.input_value(2)):
+def _choice(node: Any) -> Choice | None:
+    if node.get_type_name() != "Gather" or node.input_value(2).get_node().get_type_name() != "Constant":
         return None
     axis = int(np.asarray(node.input_value(2).get_node().data).item())
     data, index = node.input_value(0), node.input_value(1)
     if axis == TOKENS and _rank(data) == 3 and _rank(index) == 0:
-        return data
-    if axis == 0 and _rank(data) == 2 and data.get_node().get_type_name() == "Reshape":
-        data = data.get_node().input_value(0)
-        return data if _rank(data) == 3 else None
+        return Choice(node, data, flat=False)
+    if axis == 0 and _rank(data) == 2 and _rank(index) == 1 and data.get_node().get_type_name() == "Reshape":
+        laid_out = data.get_node().input_value(0)
+        return Choice(node, laid_out, flat=True) if _rank(laid_out) == 3 else None
     return None
 
 
-def _followers(model: Any, choice: Any) -> dict[str, Any]:
+def _followers(model: Any, choice: Choice) -> dict[str, Any]:
     """The nodes, by name, that work row by row and for nothing but the choice, as far as vectors go."""
-    used = {node.get_name(): node for node in _above(model.outputs[0].get_node())}
-    first = _tokens_of(choice).get_node()
-    behind = {choice.get_name(), choice.input_value(0).get_node().get_name()} - {first.get_name()}
+    used = {node.get_name() for node in _above(model.outputs[0].get_node())}
+    behind = {choice.node.get_name()}
+    if choice.flat:
+        behind.add(choice.node.input_value(0).get_node().get_name())
     followers: dict[str, Any] = {}
     for node in reversed(model.get_ordered_ops()):
-        readers = {target.get_node().get_name() for target in node.output(0).get_target_inputs()} & used.keys()
+        readers = {target.get_node().get_name() for target in node.output(0).get_target_inputs()} & used
         wanted = readers and readers <= followers.keys() | behind
         if node.get_name() in used and node.get_name() not in behind and wanted and _row_wise(node):
             followers[node.get_name()] = node
@@ -91,17 +102,24 @@ def _row_wise(node: Any) -> bool:
     """Whether each row of its result depends on that row of tokens [n, t, k] alone, in the same way for all rows."""
     if node.get_type_name() not in ROW_WISE or node.get_output_size() != 1 or _rank(node.output(0)) != 3:
         return False
-    data, constants = [], []
+    data: list[Any] = []
+    constants: list[Any] = []
     for value in node.input_values():
         (constants if _from_constants(value.get_node()) else data).append(value)
-    if any(_rank(value) != 3 for value in data):
+    if any(_rank(value) != 3 or _rows(value) != _rows(node.output(0)) for value in data):
         return False
     if node.get_type_name() == "MatMul":
-        return len(data) == 1 and node.input_value(0) == data[0] and not node.get_attributes()["transpose_a"]
+        plain = len(constants) == 1 and node.input_value(1) == constants[0] and _rank(constants[0]) == 2
+        return plain and not node.get_attributes()["transpose_a"]
     if node.get_type_name() == "MVN":
         axes = np.asarray(node.input_value(1).get_node().data).ravel().tolist()
         return axes in ([-1], [CHANNELS])
     return all(_same_for_all_rows(value) for value in constants)
+
+
+def _rows(value: Any) -> list[Any]:
+    """Sizes of the axes before the last: what is broadcast along them is not the rows' own."""
+    return list(value.get_partial_shape())[:CHANNELS]
 
 
 def _same_for_all_rows(constant: Any) -> bool:
@@ -130,15 +148,14 @@ def _made_of(result: Any, sources: list[Any]) -> bool:
     return all(node.get_type_name() != "Parameter" for node in _above(result, stop))
 
 
-def _choose_early(choice: Any, followers: dict[str, Any], sources: list[Any]) -> None:
+def _choose_early(choice: Choice, followers: dict[str, Any], sources: list[Any]) -> None:
     """The followers get one token [n, 1, k] of each source, and what takes the choice gets their last one's."""
     import openvino.opset13 as ops
 
-    flat = choice.input_value(0).get_node().get_type_name() == "Reshape" and _rank(choice.input_value(0)) == 2
-    last, index = _tokens_of(choice), choice.input_value(1)
+    index = choice.node.input_value(1)
     for source in sources:
         width = source.get_partial_shape()[CHANNELS].get_length()
-        if flat:
+        if choice.flat:
             rows = ops.reshape(source, ops.constant(np.array([-1, width])), False)
             taken = ops.gather(rows, index, ops.constant(np.int64(0)))
         else:
@@ -147,9 +164,9 @@ def _choose_early(choice: Any, followers: dict[str, Any], sources: list[Any]) ->
         for target in list(source.get_target_inputs()):
             if target.get_node().get_name() in followers:
                 target.replace_source_output(one.output(0))
-    width = last.get_partial_shape()[CHANNELS].get_length()
-    vector = ops.reshape(last, ops.constant(np.array([-1, width])), False)
-    for target in list(choice.output(0).get_target_inputs()):
+    width = choice.tokens.get_partial_shape()[CHANNELS].get_length()
+    vector = ops.reshape(choice.tokens, ops.constant(np.array([-1, width])), False)
+    for target in list(choice.node.output(0).get_target_inputs()):
         target.replace_source_output(vector.output(0))
 
 
@@ -186,10 +203,6 @@ def _above(result: Any, stop: Collection[tuple[str, int]] = ()) -> Iterator[Any]
 
 def _from_constants(node: Any) -> bool:
     return all(one.get_type_name() != "Parameter" for one in _above(node))
-
-
-def _constant(value: Any) -> bool:
-    return bool(value.get_node().get_type_name() == "Constant")
 
 
 def _rank(value: Any) -> int | None:

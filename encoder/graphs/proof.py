@@ -231,7 +231,7 @@ class BucketProof:
     def _compare(self, found: Rows, expected: Rows, places: Sequence[int]) -> Difference:
         """The worst of the vectors and the features; an item's features are held together as one long vector."""
         truth = self._truth.take(places) if self._truth is not None else None
-        parts = [self._difference(found.vectors, expected.vectors, truth and truth.vectors)]
+        parts = [self._difference(found.vectors, expected.vectors, truth.vectors if truth is not None else None)]
         if len(found.tokens) != len(expected.tokens):
             parts.append(_not_alike(f"features of {len(found.tokens)} items, not of {len(expected.tokens)}"))
         for place, (ours, theirs) in enumerate(zip(found.tokens, expected.tokens, strict=False)):

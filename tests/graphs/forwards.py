@@ -9,6 +9,7 @@ import torch
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
+from encoder.graphs.proof import Rows
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRunner
 from encoder.models.tower import Inputs, Tower
 from tests.graphs.fakes import Pictures, Recorded, Texts, runners
@@ -24,9 +25,10 @@ def forward_of(
     kind: type[GraphRunner] = Recorded,
     eager: type[EagerRunner] = EagerRunner,
     limits: GraphLimits | None = None,
+    truth: Rows | None = None,
 ) -> BucketedForward:
     made = BucketedForward(*runners(tower, kind, eager), buckets, limits)
-    made.prepare(tower.golden_items(), lambda message: None)
+    made.prepare(tower.golden_items(), lambda message: None, truth)
     return made
 
 

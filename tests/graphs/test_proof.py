@@ -299,3 +299,55 @@ def test_release_gives_everything_back() -> None:
     forward, runner = watched(Pictures(), PICTURES)
     forward.release()
     assert not runner.static and sorted(runner.released) == PICTURES
+
+
+def eager_rows(tower: Pictures) -> proof.Rows:
+    """What eager, and so the proof, finds for the golden items."""
+    output = tower.forward(tower.collate(tower.golden_items()))
+    assert output.tokens is not None
+    return proof.Rows(output.vectors.numpy(), list(output.tokens.numpy()))
+
+
+def moved(rows: proof.Rows, error: float) -> proof.Rows:
+    """As `RoundsApart` moves them."""
+
+    def move(part: np.ndarray) -> np.ndarray:
+        return part + error * np.eye(part.shape[-1], dtype=np.float32)[0]
+
+    return proof.Rows(move(rows.vectors), [move(part) for part in rows.tokens])
+
+
+@pytest.mark.parametrize(
+    ("truth_at", "state"),
+    [
+        (None, "disabled"),  # nothing to judge by
+        (0.0, "disabled"),  # eager is right
+        (0.003, "disabled"),  # eager is nearer
+        (0.005, "ready"),  # as near
+        (0.01, "ready"),  # the replay is right
+        (-0.01, "disabled"),  # twice as far
+    ],
+)
+def test_a_replay_that_rounds_apart_is_judged_by_float32(truth_at: float | None, state: str) -> None:
+    tower = Pictures()
+    truth = None if truth_at is None else moved(eager_rows(tower), truth_at)
+    forward = forward_of(tower, PICTURES, fakes.RoundsApart, truth=truth)
+    assert set(states(forward).values()) == {state}
+    assert all(record.max_abs_error is not None and record.max_abs_error > 1e-5 for record in forward.records)
+
+
+@pytest.mark.parametrize("part", ["vectors", "features"])
+def test_vectors_and_features_are_judged_apart(part: str) -> None:
+    tower = Pictures()
+    right, wrong = moved(eager_rows(tower), 0.01), eager_rows(tower)
+    truth = proof.Rows(wrong.vectors, right.tokens) if part == "vectors" else proof.Rows(right.vectors, wrong.tokens)
+    forward = forward_of(tower, PICTURES, fakes.RoundsApart, truth=truth)
+    assert set(states(forward).values()) == {"disabled"}
+    assert all((": features: " in reason) == (part == "features") for reason in reasons(forward))
+
+
+def test_no_truth_makes_a_wrong_graph_right() -> None:
+    tower = Pictures()
+    for kind in (fakes.GivesNan, fakes.ShiftsRows, fakes.IgnoresInputs, fakes.WrongFeatures):
+        forward = forward_of(tower, PICTURES[1:], kind, truth=eager_rows(tower))
+        assert set(states(forward).values()) == {"disabled"}, kind.__name__
