@@ -12,7 +12,7 @@ from benchmarks.plan import ROOT
 from benchmarks.results import arguments_of, keep, publish, say
 from benchmarks.subjects import captions, checkpoint, jpegs, operations_per_image
 
-SECONDS = 6.0
+SECONDS, TURNS = 9.0, 3
 TITLE = "The bare engine, CLIP ViT-B/32"
 KINDS = {
     "vision bf16 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino"},
@@ -45,12 +45,18 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
             items: list[Any] = [engine.prepare_image(picture) for picture in jpegs(batch)]
         else:
             items = [engine.prepare_text(text) for text in captions(batch)]
+        dtype = "int8" if "int8" in kind else "bfloat16" if "bf16" in kind else "float32"
         taken: list[float] = []
-        until = time.perf_counter() + seconds
-        while len(taken) < 3 or time.perf_counter() < until:
-            begun = time.perf_counter()
-            runner = engine.forward(items).runner
-            taken.append(time.perf_counter() - begun)
+        rate = 0.0
+        # In turns, so that a machine that is slow for a while is so for both; of each the best counts.
+        for _ in range(TURNS):
+            until = time.perf_counter() + seconds / TURNS
+            while time.perf_counter() < until or not taken:
+                begun = time.perf_counter()
+                runner = engine.forward(items).runner
+                taken.append(time.perf_counter() - begun)
+            if limit and engine.tower == "vision":
+                rate = max(rate, rates(batch, dtype)[0])
         taken.sort()
         row: dict[str, Any] = {
             "engine": kind,
@@ -60,9 +66,7 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
             "best ms": taken[0] * 1e3,
             "median ms": taken[len(taken) // 2] * 1e3,
         }
-        if limit and engine.tower == "vision":
-            dtype = "int8" if "int8" in kind else "bfloat16" if "bf16" in kind else "float32"
-            rate, _ = rates(batch, dtype)
+        if rate:
             row["GFLOP/s"] = operations_per_image() * batch / taken[0] / 1e9
             row["matrix GFLOP/s"] = rate
             row["of the limit"] = row["GFLOP/s"] / rate

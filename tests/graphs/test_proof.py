@@ -336,6 +336,12 @@ def test_a_replay_that_rounds_apart_is_judged_by_float32(truth_at: float | None,
     assert all(record.max_abs_error is not None and record.max_abs_error > 1e-5 for record in forward.records)
 
 
+def test_many_small_errors_are_more_than_one() -> None:
+    tower = Pictures()
+    forward = forward_of(tower, PICTURES, fakes.RoundsApartEverywhere, truth=moved(eager_rows(tower), 0.01))
+    assert set(states(forward).values()) == {"disabled"}
+
+
 @pytest.mark.parametrize("part", ["vectors", "features"])
 def test_vectors_and_features_are_judged_apart(part: str) -> None:
     tower = Pictures()
