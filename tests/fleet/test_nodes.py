@@ -1,4 +1,4 @@
-"""Ray's autoscaler brings a node for a pool under load and gives it back, on fake NPU nodes of one machine."""
+"""Nodes that come, go and are lost, on fake NPU nodes of one machine."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ NAMESPACES = ["unshare", "--pid", "--net", "--mount", "--fork", "--mount-proc", 
 LOOPBACK = (
     "import fcntl,os,socket,struct,sys;"
     "fcntl.ioctl(socket.socket(),0x8914,struct.pack('16sh14x',b'lo',0x41));"
-    "os.execv(sys.executable,[sys.executable,'-m','tests.fleet.nodes'])"
+    "os.execv(sys.executable,[sys.executable,'-m',sys.argv[1]])"
 )
 
 
@@ -30,7 +31,8 @@ def allowed() -> bool:
     return subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode == 0
 
 
-def test_a_node_comes_under_load_and_goes_when_idle() -> None:
+def run_apart(module: str) -> tuple[list[dict[str, Any]], int, str]:
+    """Runs a module in such namespaces: the events it told, its exit status, and the end of what it complained of."""
     if not allowed():
         pytest.skip("namespaces of its own are not allowed here, and this test must not see other Rays")
     repository = Path(__file__).parents[2]
@@ -48,19 +50,34 @@ def test_a_node_comes_under_load_and_goes_when_idle() -> None:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         done = subprocess.run(
-            [*NAMESPACES, sys.executable, "-c", LOOPBACK],
+            [*NAMESPACES, sys.executable, "-c", LOOPBACK, module],
             cwd=repository,
             env=environment,
             capture_output=True,
             text=True,
             timeout=1500,
         )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    told = [(event["event"], event["npu_nodes"]) for event in map(json.loads, lines)]
-    assert told == [
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return events, done.returncode, done.stderr[-3000:]
+
+
+def test_a_node_comes_under_load_and_goes_when_idle() -> None:
+    events, status, complaint = run_apart("tests.fleet.nodes")
+    assert [(event["event"], event["npu_nodes"]) for event in events] == [
         ("the head is up", 0),
         ("the first replica runs", 1),
         ("load brought a node", 2),
         ("idle gave it back", 1),
-    ], done.stderr[-3000:]
-    assert done.returncode == 0
+    ], complaint
+    assert status == 0
+
+
+def test_a_lost_node_is_not_noticed_and_a_new_one_takes_its_place() -> None:
+    events, status, complaint = run_apart("tests.fleet.node_loss")
+    assert events == [
+        {"event": "a replica on each node"},
+        {"event": "the node is lost"},
+        {"event": "whole on a new node"},
+        {"event": "the load", "wrong": 0, "errors": [], "right": True},
+    ], complaint
+    assert status == 0
