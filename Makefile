@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
-# Files of tests that run side by side. Ray's replicas, niced by 15 else, would starve beside the other file.
+# Files of tests that run side by side, each with one torch thread: several, which wait for each other by spinning, take
+# three times the CPU time there. Ray's replicas, niced by 15 else, would starve beside the other file.
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -35,7 +36,7 @@ serve: $(READY) ## serve the demo model on this machine until Ctrl-C
 
 test: lint types ## every check and every test
 	@echo "running the tests, $(TEST_JOBS) at a time"
-	@RAY_worker_niceness=0 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	@OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-quick: $(READY) ## the tests that start no Ray
 	@$(BIN)/python -m pytest -m "not serve and not long and not fleet"

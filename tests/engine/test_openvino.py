@@ -140,9 +140,10 @@ def test_a_bucket_left_to_eager_keeps_the_weights() -> None:
     assert engine.forward([engine.prepare_image(picture) for picture in PICTURES[:4]]).runner == "eager"
 
 
-def test_threads_are_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_the_engines() -> None:
     before = torch.get_num_threads()
     try:
+        torch.set_num_threads(2)  # also where the tests are given one
         engine = load(None, threads=1)
         compiled = engine._forward._runner._request.get_compiled_model()  # type: ignore[attr-defined]
         assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
