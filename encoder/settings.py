@@ -14,7 +14,7 @@ from encoder.errors import InvalidInput
 
 TowerName = Literal["vision", "text"]
 ComputeDtype = Literal["auto", "float32", "bfloat16", "float16"]
-RunnerName = Literal["auto", "eager", "openvino", "cuda", "npu"]
+RunnerName = Literal["auto", "eager", "openvino", "cuda", "npu", "inductor", "cuda-inductor"]
 PreprocessMode = Literal["torch", "pil", "reduced"]
 MIB = 1024 * 1024
 
@@ -69,7 +69,9 @@ class EngineSettings(BaseModel):
     dtype: ComputeDtype = "auto"
     attention_backend: str | None = Field(None, description="force a backend; empty lets the platform decide")
     strict_backend: bool = Field(False, description="a call the backend does not take is an error")
-    runner: RunnerName = "auto"
+    runner: RunnerName = Field(
+        "auto", description="auto: the platform's graphs; inductor, cuda-inductor: torch.compile, never on by itself"
+    )
     buckets: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 2, 4, 8, 16, 32), min_length=1)
     max_batch_tokens: int | None = Field(
         None, gt=0, description="largest token budget of a model with pictures of many sizes; empty: by the device"

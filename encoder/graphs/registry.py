@@ -11,6 +11,8 @@ RUNNERS: dict[str, str] = {
     "openvino": "encoder.graphs.openvino:OpenVinoRunner",
     "cuda": "encoder.graphs.cuda:CudaGraphRunner",
     "npu": "encoder.graphs.npu:NpuGraphRunner",
+    "inductor": "encoder.graphs.inductor:InductorRunner",
+    "cuda-inductor": "encoder.graphs.inductor:CompiledCudaGraphRunner",
 }
 PLATFORM_RUNNERS: dict[str, tuple[str, ...]] = {
     "cpu": ("openvino",),

@@ -171,9 +171,13 @@ class GraphRunner(ABC):
     def forward(self, inputs: Inputs) -> TowerOutput:
         """The tower on inputs that are on the device: what is left of preprocessing, then floats in the dtype."""
         finished = self.tower.finish(inputs)
-        return self.tower.forward(
+        return self.compute(
             {name: tensor.to(self.dtype) if tensor.is_floating_point() else tensor for name, tensor in finished.items()}
         )
+
+    def compute(self, inputs: Inputs) -> TowerOutput:
+        """The tower itself, on inputs that it can take."""
+        return self.tower.forward(inputs)
 
     def to_device(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Host inputs on the device, as they are."""

@@ -54,6 +54,13 @@ def test_the_demo_model(tower: str) -> None:
     assert worst_cosine(engine.golden_vectors(), eager.golden_vectors()) >= 0.9999
 
 
+@pytest.mark.parametrize("tower", ["vision", "text"])
+def test_a_compiled_tower_is_captured(tower: str) -> None:
+    engine, eager = load(tower=tower, runner="cuda-inductor"), load(tower=tower, runner="eager")
+    assert {(graph.runner, graph.state) for graph in engine.report().graphs} == {("cuda-inductor", "ready")}
+    assert worst_cosine(engine.golden_vectors(), eager.golden_vectors()) >= 0.9999
+
+
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
 def test_a_packed_tower(backend: str, packed_folder: Path) -> None:
     engine = load(model=str(packed_folder), attention_backend=backend)
