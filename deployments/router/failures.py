@@ -57,7 +57,10 @@ _LOST_UNDER_WAY = re.compile(
 _NOT_BEGUN = re.compile(r"failed to connect|Connection refused|GOAWAY", re.IGNORECASE)
 _NO_APPLICATION = re.compile(r"Application .{0,160}not (?:found|set)|ListApplications", re.DOTALL)
 _TOO_LARGE = re.compile(r"message larger than max", re.IGNORECASE)
-_UNREADABLE = re.compile(r"Exception deserializing request|Failed to parse", re.IGNORECASE)
+# What gRPC's blocking and asyncio servers say when protobuf cannot read a request.
+_UNREADABLE = re.compile(
+    r"Exception deserializing request|Failed to parse|Error parsing message with type '[\w.]+Request'", re.IGNORECASE
+)
 _INSIDE = (
     (re.compile(r"\b(?:pid|ip|actor_id|node_id|worker_id|task_id|repr)\s*[=:]\s*[^\s,)]+,?\s*"), ""),
     (re.compile(r"\b(?:ipv[46]|unix|dns|tcp|https?)://?/?\S+|\bipv[46]:\S+"), "(address)"),

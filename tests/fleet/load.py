@@ -1,5 +1,6 @@
 """Load on a fleet by the project's own client, each answer held against the engine's own vectors."""
 
+import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -97,7 +98,9 @@ class Load:
                         first = next(starts, None)
                     if first is None:
                         return
-                    numbers = [n % len(files) for n in range(first, min(first + batch, count))]
+                    # No two batches alike: a router refuses for a while what two replicas were lost under.
+                    chance = random.Random(first)
+                    numbers = [chance.randrange(len(files)) for _ in range(first, min(first + batch, count))]
                     self._batch(client, "images", numbers)
 
         threads = [threading.Thread(target=send) for _ in range(callers)]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import psutil
 import yaml
 
 from deployments.local import LocalFleet
+from deployments.serve_config import POOL_BUILDER
 from deployments.settings import LocalSettings, ProxyKind, ServeSettings
 from encoder.v1 import encoder_pb2 as pb
 from encoder.v1 import encoder_pb2_grpc
@@ -47,13 +48,13 @@ def pool(name: str, tower: str = "vision", **settings: Any) -> dict[str, Any]:
     return {**COMMON, "name": name, "engine": {**ENGINE, "tower": tower}, **settings}
 
 
-def document(pools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A Serve config of these pools."""
+def document(pools: Sequence[dict[str, Any]], builders: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """A Serve config of these pools; `builders` names those that are not built by the project's own."""
     applications = [
         {
             "name": args["name"],
             "route_prefix": f"/{args['name']}",
-            "import_path": "deployments.app:build_pool",
+            "import_path": (builders or {}).get(args["name"], POOL_BUILDER),
             "args": args,
         }
         for args in pools
@@ -82,6 +83,21 @@ class Machine:
                 return {}
         return {replica.replica: replica.pid for replica in report.replicas if psutil.pid_exists(replica.pid)}
 
+    def replaced(self, pool: str, before: Collection[str], size: int, lost: int) -> bool:
+        """Whether the pool has `size` replicas now, and at least `lost` of those of `before` are gone."""
+        now = self.replicas(pool)
+        return len(now) == size and len(set(before) - set(now)) >= lost
+
+    def found_unhealthy(self, replica: str) -> bool:
+        """Whether Serve's controller tells in its log that it gave up the replica because its health checks failed."""
+        told = f"Replica(id='{replica}'", "failed the health check"
+        return any(all(words in line for words in told) for line in self.controller_log().splitlines())
+
+    def controller_log(self) -> str:
+        """What Serve's controller has told so far."""
+        paths = self.fleet.folder.glob("session_2*/logs/serve/controller_[0-9]*.log")
+        return "".join(path.read_text(errors="replace") for path in paths)
+
     def until(self, condition: Callable[[], bool], what: str, seconds: float = START_S) -> None:
         """Waits until `condition` holds; fails with `what` when it does not."""
         end = time.monotonic() + seconds
@@ -98,18 +114,18 @@ class Machine:
         """Whether that is a running process of this fleet."""
         return pid in {process.pid for process in self.fleet.processes()}
 
-    def named(self, name: str) -> list[int]:
-        """Process ids of this fleet's processes of that name."""
+    def named(self, name: str, starts: bool = False) -> list[int]:
+        """Process ids of this fleet's processes of that name, or whose title starts with it."""
         found = []
         for process in self.fleet.processes():
             try:
-                if process.name() == name:
+                if process.name() == name or (starts and "".join(process.cmdline()).startswith(name)):
                     found.append(process.pid)
             except psutil.NoSuchProcess:
                 continue
         return found
 
-    def redeploy(self, pools: Sequence[dict[str, Any]]) -> None:
+    def redeploy(self, pools: Sequence[dict[str, Any]], builders: Mapping[str, str] | None = None) -> None:
         """Hands Serve a changed config, as `serve deploy` does; Serve then replaces replicas one by one."""
         processes = self.fleet.processes()
         (host,) = [process for process in processes if "deployments.fleet_host" in process.cmdline()]
@@ -118,7 +134,7 @@ class Machine:
             part.partition("=")[2] for part in raylet.cmdline() if part.startswith(("--gcs-address=", "--gcs_address="))
         ]
         serve_grpc, serve_http = self.fleet.addresses.serve_grpc, self.fleet.addresses.serve_http
-        changed = document(pools) | {
+        changed = document(pools, builders) | {
             "proxy_location": "EveryNode",
             "http_options": {"host": "127.0.0.1", "port": int(serve_http.rpartition(":")[2])},
             "grpc_options": {

@@ -10,6 +10,11 @@ from deployments.router.failures import MAX_DETAILS_CHARACTERS, MAX_STATUS_BYTES
 
 Code = grpc.StatusCode
 ADDRESS = "serve-head.vitfleet.svc:9000"
+# As seen of Ray 2.60 behind HAProxy and behind the stock proxy.
+UNREADABLE = (
+    "Unexpected <class 'google.protobuf.message.DecodeError'>: Error parsing message with type 'encoder.v1.{}': "
+    "Wire format was corrupt"
+)
 
 
 def error(code: grpc.StatusCode, details: str, *trailers: tuple[str, bytes]) -> AioRpcError:
@@ -81,6 +86,9 @@ def test_long_details_are_cut() -> None:
         (Code.INVALID_ARGUMENT, "bad", Code.INVALID_ARGUMENT, False, False),
         (Code.UNIMPLEMENTED, "Method not found!", Code.UNIMPLEMENTED, False, False),
         (Code.INTERNAL, "Exception deserializing request!", Code.INVALID_ARGUMENT, False, False),
+        (Code.UNKNOWN, UNREADABLE.format("EncodeTextRequest"), Code.INVALID_ARGUMENT, False, False),
+        # Not the caller's fault.
+        (Code.UNKNOWN, UNREADABLE.format("EncodeTextResponse"), Code.INTERNAL, False, True),
         (Code.INTERNAL, "boom", Code.INTERNAL, False, True),
         (Code.DATA_LOSS, "boom", Code.INTERNAL, False, True),
     ],
