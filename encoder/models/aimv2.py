@@ -54,7 +54,7 @@ class Aimv2Vision(VisionOnlyTower):
     def forward(self, inputs: Inputs) -> TowerOutput:
         found = self.module(pixel_values=inputs["pixel_values"])
         hidden = found.last_hidden_state
-        return TowerOutput(found.pooler_output if self.has_head else hidden.mean(dim=1), hidden)
+        return TowerOutput(found.pooler_output if self.has_head else hidden.float().mean(dim=1), hidden)
 
 
 class Aimv2DualVision(Aimv2Vision):

@@ -39,7 +39,7 @@ class InternVit(VisionOnlyTower):
     def forward(self, inputs: Inputs) -> TowerOutput:
         hidden = self.module(pixel_values=inputs["pixel_values"]).last_hidden_state
         patches = hidden[:, 1:]
-        return TowerOutput(patches.mean(dim=1) if self.mean_pooling else hidden[:, 0], patches)
+        return TowerOutput(patches.float().mean(dim=1) if self.mean_pooling else hidden[:, 0], patches)
 
 
 def load_tower(checkpoint: Checkpoint, settings: EngineSettings) -> Tower[Any]:

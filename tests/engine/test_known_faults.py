@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +18,16 @@ from transformers import AutoTokenizer, CLIPModel
 from deployments.service import EncoderCore
 from deployments.settings import parse_pool_settings
 from encoder.attention.backend import AttentionCall
+from encoder.attention.dispatch import Dispatcher
+from encoder.attention.hf import attending
 from encoder.attention.registry import backend_class
+from encoder.attention.resolve import ResolvedBackend
+from encoder.attention.sdpa import SdpaAttention
 from encoder.demo import demo_model_path
 from encoder.engine import Engine
 from encoder.errors import InvalidText
+from encoder.models.checkpoint import find_checkpoint
+from encoder.models.tower import load_tower
 from encoder.preprocess.text import MAX_CHARACTERS, TextPipeline
 from encoder.preprocess.transform import ImageTransform
 from encoder.settings import parse_engine_settings
@@ -116,7 +123,43 @@ class TestActivation:
         assert abs(vectors["gelu"] - vectors["quick_gelu"]).max() > 1e-3
 
 
+class TestPooling:
+    @pytest.mark.parametrize("name", ["aimv2-l-14-native", "internvit-300m"])
+    def test_a_mean_over_tokens_is_not_rounded_to_the_towers_dtype(self, name: str, tmp_path: Path) -> None:
+        """Scores were lost where a mean over many tokens was kept in half precision."""
+        case = all_cases()[name]
+        settings = parse_engine_settings({"model": str(case.write(tmp_path, "small")), **QUICK, **case.settings})
+        tower: Any = load_tower(find_checkpoint(settings.model, offline=True), settings)
+        tower.module.bfloat16()
+        with (
+            torch.inference_mode(),
+            attending(Dispatcher(ResolvedBackend("sdpa", "platform", "a test", SdpaAttention.capabilities))),
+        ):
+            inputs = tower.collate(tower.golden_items())
+            vectors, tokens = tower.forward({key: value.bfloat16() for key, value in inputs.items()})
+        assert tokens.dtype is torch.bfloat16 and vectors.dtype is torch.float32
+        expected = tokens.double().mean(dim=1)
+        assert (vectors - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
 class TestMasks:
+    def test_what_pads_a_text_is_never_looked_at(self) -> None:
+        """Padding of a causal tower stands after the end, so that its vector must be the same without it."""
+        engine = load(tower="text")
+        tower: Any = engine._tower
+        item = engine.prepare_text("a red circle left of a blue square")
+        length = len(item.input_ids)
+        with torch.inference_mode(), attending(engine._dispatcher):
+            alone = tower.forward(tower.collate([item])).vectors
+            padded = tower.collate([item], length=32)
+            vectors = [tower.forward(padded).vectors]
+            for filler in (0, 5, int(item.input_ids[-1])):  # the last is the end-of-text token, once more
+                padded["input_ids"][:, length:] = filler
+                vectors.append(tower.forward(padded).vectors)
+        assert length < 32
+        assert max((found - alone).abs().max() for found in vectors) <= 1e-6
+        engine.close()
+
     @pytest.mark.parametrize("name", ["reference", "sdpa"])
     def test_boolean_and_additive_masks_of_one_meaning_agree(self, name: str) -> None:
         generator = torch.Generator().manual_seed(2)
