@@ -40,6 +40,7 @@ __all__ = [
     "run_inside",
     "run_python",
     "run_simulated",
+    "run_together",
 ]
 
 PACKAGE = "tests.npu_sim"
@@ -123,7 +124,7 @@ def run_simulated(
 
 @dataclass(frozen=True)
 class InsideReport:
-    """What a pytest module did on a simulated machine. The pairs are (test, what pytest said of it)."""
+    """What pytest modules did on a simulated machine. The pairs are (test, what pytest said of it)."""
 
     module: str
     passed: tuple[str, ...]
@@ -131,6 +132,21 @@ class InsideReport:
     skipped: tuple[tuple[str, str], ...]
     returncode: int
     output: str
+
+    def of(self, module: Path) -> InsideReport:
+        """The part of one module; failures in others are not its own, a process that broke off is everybody's."""
+
+        def own(name: str) -> bool:
+            return module.stem in name.partition("::")[0].split(".")
+
+        return InsideReport(
+            module.name,
+            tuple(name for name in self.passed if own(name)),
+            tuple((name, text) for name, text in self.failed if own(name)),
+            tuple((name, why) for name, why in self.skipped if own(name)),
+            0 if self.returncode == pytest.ExitCode.TESTS_FAILED else self.returncode,
+            self.output,
+        )
 
     def require_success(self, allow_skips: bool = False) -> None:
         """Fails the calling test, showing every failure inside, unless all inside tests ran and passed."""
@@ -151,10 +167,20 @@ def run_inside(
     The module has the fixture ``simulator`` and real ``npu:N`` tensors; its pytest configuration is
     ``inside/pytest.ini``. ``options`` go to pytest.
     """
+    return run_together([module], *options, machine=machine, timeout=timeout)
+
+
+def run_together(
+    modules: Sequence[str | Path],
+    *options: str,
+    machine: SimulatedMachine | None = None,
+    timeout: float = MODULE_SECONDS,
+) -> InsideReport:
+    """As ``run_inside``, for modules of one folder in one process, on the machine of the first."""
     with tempfile.TemporaryDirectory() as scratch:
         results = Path(scratch, "results.xml")
-        arguments = [*_pytest_arguments(module), f"--junitxml={results}", *options]
-        done = run_python(arguments, machine or machine_for(module), timeout)
+        arguments = [*_pytest_arguments(modules), f"--junitxml={results}", *options]
+        done = run_python(arguments, machine or machine_for(modules[0]), timeout)
         cases = list(ElementTree.parse(results).iter("testcase")) if results.exists() else []
     passed: list[str] = []
     failed: list[tuple[str, str]] = []
@@ -170,12 +196,13 @@ def run_inside(
         else:
             passed.append(name)
     output = done.stdout[-OUTPUT_TAIL:]
-    return InsideReport(str(module), tuple(passed), tuple(failed), tuple(skipped), done.returncode, output)
+    names = " ".join(map(str, modules))
+    return InsideReport(names, tuple(passed), tuple(failed), tuple(skipped), done.returncode, output)
 
 
-def _pytest_arguments(module: str | Path) -> list[str]:
-    where = ["-c", str(INSIDE_INI), "--rootdir", str(PROJECT_ROOT), "--confcutdir", str(Path(module).parent)]
-    return ["-m", "pytest", "-p", "pytest_timeout", "-p", f"{PACKAGE}.plugin", *where, str(module)]
+def _pytest_arguments(modules: Sequence[str | Path]) -> list[str]:
+    where = ["-c", str(INSIDE_INI), "--rootdir", str(PROJECT_ROOT), "--confcutdir", str(Path(modules[0]).parent)]
+    return ["-m", "pytest", "-p", "pytest_timeout", "-p", f"{PACKAGE}.plugin", *where, *map(str, modules)]
 
 
 def main(arguments: list[str]) -> int:
@@ -184,7 +211,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m tests.npu_sim.launch MODULE [pytest options]", file=sys.stderr)
         return 2
     env = simulated_environment(machine_for(arguments[0]), install())
-    command = [sys.executable, *_pytest_arguments(arguments[0]), *arguments[1:]]
+    command = [sys.executable, *_pytest_arguments(arguments[:1]), *arguments[1:]]
     return subprocess.run(command, env=env, cwd=PROJECT_ROOT).returncode
 
 

@@ -1,7 +1,8 @@
-"""Which simulated machine a module under ``inside/`` runs on, where that is not the default one."""
+"""Which simulated machine a module under ``inside/`` runs on, where not on the default one, and in which company."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from .settings import SimulatedMachine
@@ -16,7 +17,18 @@ MACHINES = {
     "test_no_device.py": SimulatedMachine(device_count=0),
 }
 
+# It counts what memory and streams are left, and leaves streams in the middle of a capture.
+ALONE = frozenset({"test_npu_runner.py"})
+
 
 def machine_for(module: str | Path) -> SimulatedMachine:
     """The machine of a module, by its file name."""
     return MACHINES.get(Path(module).name, DEFAULT_MACHINE)
+
+
+def companies(modules: Iterable[str]) -> list[list[str]]:
+    """The modules, by file name, that share a process: those of one machine, as a start costs more than most do."""
+    shared: dict[tuple[SimulatedMachine, str], list[str]] = {}
+    for module in modules:
+        shared.setdefault((machine_for(module), module if module in ALONE else ""), []).append(module)
+    return list(shared.values())

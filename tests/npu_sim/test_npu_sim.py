@@ -1,9 +1,10 @@
 """Installs the simulator when it is missing and runs the modules under ``inside/`` on simulated machines.
 
-Every module there runs in a process of its own, on the machine that ``machines.py`` names for it. A failure inside
-fails the test here, with pytest's text of it.
+The modules of one machine, which ``machines.py`` names, share a process. A failure inside fails the test of its module
+here, with pytest's text of it.
 """
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +20,31 @@ from .launch import (
     run_inside,
     run_python,
     run_simulated,
+    run_together,
 )
+from .machines import companies
 
 INSIDE = Path(__file__).parent / "inside"
+COMPANY_SECONDS = 540
 MODULES = sorted(path.name for path in INSIDE.glob("test_*.py"))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_inside(module: str) -> None:
-    run_inside(INSIDE / module).require_success()
+@functools.cache
+def report_of(company: tuple[str, ...]) -> InsideReport:
+    return run_together([INSIDE / module for module in company], timeout=COMPANY_SECONDS)
+
+
+@pytest.mark.timeout(COMPANY_SECONDS + 60)
+@pytest.mark.parametrize(
+    ("module", "company"),
+    [pytest.param(module, tuple(company), id=module) for company in companies(MODULES) for module in company],
+)
+def test_inside(module: str, company: tuple[str, ...]) -> None:
+    report_of(company).of(INSIDE / module).require_success()
+
+
+def test_no_module_is_left_out() -> None:
+    assert sorted(module for company in companies(MODULES) for module in company) == MODULES
 
 
 def test_installing_again_is_quick_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,6 +125,19 @@ def test_failures_inside_are_shown(troubled: InsideReport) -> None:
     assert "test_bad failed on the simulated NPU" in str(shown.value)
     assert "one is not two" in str(shown.value)
     assert "not today" not in str(shown.value)
+
+
+def test_failures_are_their_modules_alone_and_a_crash_is_everybodys() -> None:
+    fails = (("a.test_bad::test_x", "one is not two"),)
+    report = InsideReport("both", ("a.test_good.TestIt::test_y", "a.test_bad::test_y"), fails, (), 1, "")
+    report.of(Path("test_good.py")).require_success()
+    with pytest.raises(pytest.fail.Exception, match="one is not two"):
+        report.of(Path("test_bad.py")).require_success()
+    with pytest.raises(pytest.fail.Exception, match="exit status 0, 0 tests passed"):
+        report.of(Path("test_x.py")).require_success()
+    crashed = InsideReport("both", ("a.test_good::test_y",), (), (), -11, "Segmentation fault")
+    with pytest.raises(pytest.fail.Exception, match="exit status -11, 1 tests passed"):
+        crashed.of(Path("test_good.py")).require_success()
 
 
 def test_skips_inside_are_failures_unless_allowed() -> None:
