@@ -82,7 +82,10 @@ def test_10000_pictures_while_a_replica_is_killed_every_5_s(fleet: Machine, load
     finally:
         done.set()
         killer.join()
-    print(f"{kills[0]} kills in {time.monotonic() - started:.0f} s")
+    seconds = time.monotonic() - started
+    print(
+        f"{kills[0]} kills in {seconds:.0f} s: {dict(tally.right)} right, {tally.wrong} wrong, {len(tally.errors)} lost"
+    )
     assert (tally.right["images"], tally.wrong, tally.errors) == (10_000, 0, [])
     assert kills[0] >= 2
 
