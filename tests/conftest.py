@@ -12,7 +12,7 @@ FIRST = (
     "npu_sim/test_npu_sim.py",
     "parity/test_quick.py",
     "engine/test_parity.py",
-    "e2e/test_storm.py",
+    "e2e/test_fleet.py",
     "engine/test_openvino.py",
     "npu_sim/test_check_command.py",
 )
