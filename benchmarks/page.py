@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.journey import journey
 from benchmarks.results import arguments_of, say, shown
 from benchmarks.thresholds import Document, judge
 
@@ -121,11 +122,19 @@ def page(documents: Mapping[str, Document], plots: Mapping[str, Sequence[str]]) 
         "## How to repeat it",
         "`make bench` runs all but the peers, `make bench-peers` the peers (it installs them into `.cache/peers`), and "
         "`python -m benchmarks.NAME --help` names the options of one. Leave the machine alone meanwhile.",
+        *_where_time_goes(own.get("serve")),
         "## What was not run",
         not_run(documents),
         *(section(name, own[name], plots.get(name, ())) for name in SECTIONS if name in own),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _where_time_goes(document: Document | None) -> list[str]:
+    """The section on it; none without the loads that it is read from."""
+    rows = {load: journey(document, load=load) for load in ("1 client × 1", "32 clients × 1")} if document else {}
+    tables = [f"{load}:\n\n{table(told)}" for load, told in rows.items() if told]
+    return ["## Where a request's time goes", *tables] if tables else []
 
 
 def draw(documents: Mapping[str, Document], folder: Path) -> dict[str, list[str]]:

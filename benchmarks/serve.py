@@ -131,6 +131,8 @@ def _figures(findings: Findings, engine: str, most: int) -> None:
         figures[f"{engine} service over bare engine"] = many["items/s"] / rate
     if one is not None and (alone := figures.get(f"{engine} bare batch-1 ms")):
         figures[f"{engine} p50 over bare batch-1 ms"] = one["p50 ms"] - alone
+    if one is not None and "forward ms" in one:
+        figures[f"{engine} p50 over its own forward ms"] = one["p50 ms"] - one["forward ms"]
     if one is not None and straight is not None:
         figures[f"{engine} router's share of p50 ms"] = one["p50 ms"] - straight["p50 ms"]
 

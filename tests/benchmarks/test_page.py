@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from benchmarks import page
+from benchmarks.journey import journey
 from benchmarks.thresholds import THRESHOLDS, judge
 
 from .documents import documents
@@ -55,6 +56,16 @@ def test_drift_over_fewer_pictures_and_figures_of_another_model_are_not_judged()
     assert judged["service bf16, 32 clients × 1, over the bare engine"] is None
 
 
+def test_where_a_requests_time_goes_adds_up_to_its_latency() -> None:
+    document = documents()["serve"]
+    spent = journey(document)
+    assert [row["ms"] for row in spent] == [4.0, 0.5, 22.0, 0.25, 1.25, 3.0]  # 28 in the replica of 31 in all
+    assert sum(row["ms"] for row in spent) == 31.0
+    assert [row["share"] for row in spent] == ["13%", "2%", "71%", "1%", "4%", "10%"]
+    assert journey(document, load="32 clients × 1") == []  # not measured
+    assert journey({"rows": [row for row in document["rows"] if row["way"] == "direct"]}) == []
+
+
 def test_page_shows_tables_outcomes_and_what_was_left_out(tmp_path: Path) -> None:
     text = write(tmp_path, documents())
     assert "10 of 16" not in text and "9 of 16 hold." in text
@@ -63,6 +74,7 @@ def test_page_shows_tables_outcomes_and_what_was_left_out(tmp_path: Path) -> Non
     )
     assert "| texts/s over infinity | ≥ 2× | - | not measured | `peers` |" in text
     assert "| vision int8 openvino | 32 | 72.0 | 0.900 | 0.999 |" in text
+    assert "## Where a request's time goes\n\n1 client × 1:\n\n| where | ms | share |" in text
     left_out = text.split("## What was not run")[1].split("##")[0].strip().splitlines()
     assert left_out == [
         "- `ceiling` has no result",
