@@ -21,7 +21,7 @@ def journey(document: Mapping[str, Any], engine: str = "bf16", load: str = "1 cl
     """
     wanted = {"engine": engine, "way": "router", "load": load}
     row = next((row for row in document["rows"] if wanted.items() <= row.items()), None)
-    if row is None or any(name not in row for name in (*STAGES, "total ms")):
+    if row is None or any(name not in row for name in (*STAGES, "total ms", "p50 ms")):
         return []
     spent = {what: row[name] for name, what in STAGES.items()}
     spent[REST] = row["total ms"] - sum(spent.values())
