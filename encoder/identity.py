@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,16 @@ def describe_model(
 def code_digest(tower: Tower[Any]) -> str:
     """Of the source that decides how a tower computes: what was converted from other source is not this tower."""
     folders = [Path(path) for package in (encoder.models, encoder.attention) for path in package.__path__]
-    files = {file for folder in folders for file in folder.glob("*.py")} | {Path(inspect.getfile(type(tower)))}
+    return source_digest({file for folder in folders for file in folder.glob("*.py")} | {_file_of(tower)})
+
+
+def source_digest(files: Iterable[Path]) -> str:
+    """Of the content of files, in whatever order they come; several may have one name."""
     digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
+    for file in sorted(files):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _file_of(tower: Tower[Any]) -> Path:
+    return Path(inspect.getfile(type(tower)))

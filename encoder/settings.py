@@ -82,7 +82,8 @@ class EngineSettings(BaseModel):
         description="patches a picture is resized to at most, for a model with pictures of many sizes; empty: its own",
     )
     text_lengths: tuple[Annotated[int, Field(gt=0)], ...] = Field(
-        (16, 32, 64), description="texts are padded to these tokens, or to the longest that the model takes"
+        (8, 12, 16, 20, 24, 32, 48, 64),
+        description="texts are padded to these tokens, or to the longest that the model takes",
     )
     max_graphs: int = Field(64, ge=0, description="graphs captured at most, the smaller buckets first")
     graph_memory_bytes: int | None = Field(

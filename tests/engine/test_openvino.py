@@ -3,6 +3,7 @@
 import importlib.util
 import mmap
 import sys
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from encoder.errors import InvalidInput, SelfCheckFailed, Unsupported
 from encoder.graphs import proof
 from encoder.graphs.int8 import quantised
 from encoder.graphs.openvino import OpenVinoRunner
-from encoder.identity import code_digest
+from encoder.identity import code_digest, source_digest
 from encoder.memory import drop_mapped_pages
 from encoder.models.tower import Tower
 from encoder.settings import EngineSettings
@@ -121,6 +122,19 @@ def test_other_source_is_another_conversion(tmp_path: Path, monkeypatch: pytest.
     source = "from encoder.models.halves import PictureTower\nclass Family(PictureTower):\n    forward = None\n"
     first = code_digest(tower_of(source))
     assert code_digest(tower_of(source)) == first != code_digest(tower_of(source + "    scale = 2\n"))
+
+
+def test_the_source_has_one_digest_in_whatever_order_its_files_are_found(tmp_path: Path) -> None:
+    """A set gives paths in another order in each process, and packages have files of one name."""
+    files = [tmp_path / folder / name for folder in ("attention", "models") for name in ("__init__.py", "a.py")]
+    for number, file in enumerate(files):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"value = {number}")
+    digests = {source_digest(order) for order in permutations(files)}
+    assert len(digests) == 1
+    files[0].write_text("value = 2")
+    files[2].write_text("value = 0")  # as if the two had changed places
+    assert source_digest(files) not in digests
 
 
 def test_once_ready_the_weights_are_held_once() -> None:
