@@ -24,6 +24,7 @@ from deployments.events import FAILED_STAGE
 from deployments.scaling import QUEUE_AGE_KEY
 from deployments.settings import DEPLOYMENT_NAME, AutoscalingSettings, PoolSettings, parse_pool_settings
 from encoder.errors import EncoderError, InvalidInput, NotReady, Overloaded
+from encoder.memory import keep_little
 from encoder.v1 import encoder_pb2 as pb
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ class PoolReplica:
         from deployments.service import EncoderCore
         from encoder.engine import Engine
 
+        keep_little()
         loop = asyncio.get_running_loop()
         try:
             engine = await loop.run_in_executor(

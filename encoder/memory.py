@@ -17,6 +17,26 @@ def trim() -> None:
         malloc_trim(ctypes.c_size_t(0))
 
 
+# glibc, malloc.h
+M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
+ARENAS = 2
+# A decoded picture of 640x480 is 0.9 MB: what is larger than half of it goes back to the system when it is freed.
+MMAP_THRESHOLD = 512 * 1024
+
+
+def keep_little() -> None:
+    """Has the C allocator of this process keep little of what is freed; called once, early. glibc only, else nothing.
+
+    By itself it makes an arena for each thread, and raises the size from which it gives memory back to 32 MB.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_ARENA_MAX, ARENAS)
+        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+
+
 MADV_DONTNEED = 4  # Linux, linux/mman.h
 
 
