@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.results import arguments_of, publish, say
-from benchmarks.subjects import gemms
+from benchmarks.subjects import HIDDEN, INTERMEDIATE, LAYERS, TOKENS, gemms
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
@@ -75,6 +75,34 @@ def rates(batch: int, dtype: str) -> tuple[float, list[dict[str, Any]]]:
             | {f"{name} GFLOP/s": operations / taken / 1e9 for name, taken in seconds.items()}
         )
     return total_operations / total_seconds / 1e9, rows
+
+
+def chained_rate(batch: int, dtype: str) -> float:
+    """GFLOP/s of the layers' products one after the other in OpenVINO, each with weights of its own.
+
+    A product that is repeated alone finds its weights in the caches; those of a tower come from memory each time, which
+    a small batch does not hide.
+    """
+    import openvino
+    import openvino.opset13 as ops
+
+    rng = np.random.default_rng(0)
+    parameter = ops.parameter([batch * TOKENS, HIDDEN], np.float32)
+    found, operations = parameter, 0.0
+    for _ in range(LAYERS):
+        for inner, columns in ((HIDDEN, HIDDEN),) * 4 + ((HIDDEN, INTERMEDIATE), (INTERMEDIATE, HIDDEN)):
+            weights = (rng.standard_normal((inner, columns)) / np.sqrt(inner)).astype(np.float32)
+            found = ops.matmul(found, ops.constant(weights), False, False)
+            operations += 2.0 * batch * TOKENS * inner * columns
+    settings = {
+        "INFERENCE_PRECISION_HINT": HINTS[dtype],
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    model = openvino.Model([ops.result(found)], [parameter])
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    x = rng.standard_normal((batch * TOKENS, HIDDEN)).astype(np.float32)
+    return operations / best_seconds(lambda: request.infer([x], share_inputs=True, share_outputs=True), 0.5) / 1e9
 
 
 def _int8(model: Any, x: np.ndarray) -> Any:

@@ -12,7 +12,7 @@ from benchmarks.plan import ROOT
 from benchmarks.results import arguments_of, keep, publish, say
 from benchmarks.subjects import captions, checkpoint, jpegs, operations_per_image
 
-SECONDS, TURNS = 9.0, 3
+SECONDS, TURNS = 8.0, 2
 TITLE = "The bare engine, CLIP ViT-B/32"
 KINDS = {
     "vision bf16 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino"},
@@ -31,7 +31,7 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
     import psutil
     import torch
 
-    from benchmarks.ceiling import rates
+    from benchmarks.ceiling import HINTS, chained_rate, rates
     from encoder.engine import Engine
     from encoder.settings import EngineSettings
 
@@ -47,7 +47,7 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
             items = [engine.prepare_text(text) for text in captions(batch)]
         dtype = "int8" if "int8" in kind else "bfloat16" if "bf16" in kind else "float32"
         taken: list[float] = []
-        rate = 0.0
+        rate = chained = 0.0
         # In turns, so that a machine that is slow for a while is so for both; of each the best counts.
         for _ in range(TURNS):
             until = time.perf_counter() + seconds / TURNS
@@ -57,6 +57,7 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
                 taken.append(time.perf_counter() - begun)
             if limit and engine.tower == "vision":
                 rate = max(rate, rates(batch, dtype)[0])
+                chained = max(chained, chained_rate(batch, dtype)) if dtype in HINTS else 0.0
         taken.sort()
         row: dict[str, Any] = {
             "engine": kind,
@@ -70,6 +71,8 @@ def measure(kind: str, batches: Sequence[int], seconds: float, limit: bool) -> l
             row["GFLOP/s"] = operations_per_image() * batch / taken[0] / 1e9
             row["matrix GFLOP/s"] = rate
             row["of the limit"] = row["GFLOP/s"] / rate
+            if chained:
+                row["chained GFLOP/s"], row["of chained"] = chained, row["GFLOP/s"] / chained
         rows.append(row)
     checks = [check.worst_cosine for check in engine.report().self_checks if check.runner == runner]
     for row in rows:

@@ -13,7 +13,10 @@ from benchmarks.thresholds import Document, judge
 SECTIONS: Mapping[str, str] = {
     "ceiling": "`GFLOP/s` is over all of the tower's matrix products, each at the best of oneDNN and OpenVINO.",
     "engine": "`items/s` is by the median forward, `GFLOP/s` and `of the limit` by the quickest, the limit being "
-    "`matrix GFLOP/s`, measured in the same process.",
+    "`matrix GFLOP/s`, measured in the same process: each product repeated alone, its weights in the caches. "
+    "`chained` are the layers' products one after the other, with weights that come from memory as a tower's do. "
+    "Operations are those of all tokens through all layers: what an engine leaves out, as OpenVINO does in the last "
+    "layer for all but the pooled token, is counted.",
     "preprocess": "`ms` is of the quickest round over all pictures; `times` is the first row's `ms` over the row's.",
     "isolation": "`ms` is of the quickest round over eight pictures.",
     "serve": "`direct` goes past the router, to Serve's own gRPC port. Each client has a connection of its own; open "
