@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, str] = {
 EXTRA_TABLES = {"serve": (("engines", "The bare engine beside it"), ("memory", "Memory of the replica")),
                 "growth": (("memory", "Memory over the pictures served"),)}  # fmt: skip
 STEPS = "run"
+KNOWN_PEERS = ("transformers", "sentence-transformers", "infinity", "clip-as-service")
 
 
 def read(folder: Path) -> dict[str, Document]:
@@ -109,6 +110,9 @@ def not_run(documents: Mapping[str, Document]) -> str:
     for row in documents.get("peers", {}).get("rows", []):
         if row.get("images/s") is None:
             lines.append(f"- {row['who']} {row['setting']}".rstrip() + f": {row.get('note')}")
+    if "peers" in documents:
+        asked = {row["who"] for row in documents["peers"]["rows"]}
+        lines += [f"- {peer}: left out of this run" for peer in KNOWN_PEERS if peer not in asked]
     return "\n".join(lines) or "Nothing was left out."
 
 

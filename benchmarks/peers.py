@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.fleet import TEXT, VISION, Pool, fleet
 from benchmarks.infinity import SETTINGS, http_vectors, serving
+from benchmarks.page import KNOWN_PEERS
 from benchmarks.peer_setup import PeerUnavailable, Recipe, install, recipes
 from benchmarks.plan import ROOT, LoadFailed, Plan, carry_out
 from benchmarks.results import add_model, arguments_of, keep, publish, say
@@ -168,7 +169,7 @@ def attempt(table: Table, who: str, run: Callable[[], None]) -> None:
 def main() -> None:
     """Prints and writes peers.json."""
     parser = arguments_of(__doc__)
-    known = ["transformers", "sentence-transformers", "infinity", "clip-as-service", "vitfleet"]
+    known = [*KNOWN_PEERS, OURS]
     parser.add_argument("--only", nargs="+", default=known, choices=known, help="leave the others out")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--settings", type=int, default=len(SETTINGS), help="of infinity, the first so many")

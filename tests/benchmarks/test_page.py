@@ -80,6 +80,8 @@ def test_page_shows_tables_outcomes_and_what_was_left_out(tmp_path: Path) -> Non
         "- `ceiling` has no result",
         "- `router` ended early, its figures are a part: ended, not done after 9 s",
         "- clip-as-service: not measured: it needs a thing",
+        "- transformers: left out of this run",
+        "- sentence-transformers: left out of this run",
     ]
     assert "2 cores of A processor (avx2); Python 3.11.0, torch 2.13.0." in text
     # A column without a value in any row is not shown.
