@@ -10,7 +10,6 @@ from encoder.attention.dispatch import Dispatcher
 from encoder.attention.registry import backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.device import Device, open_device
-from encoder.graphs.batches import split_tokens
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.proof import Rows
@@ -29,8 +28,7 @@ class StartupProof:
         oracle = ResolvedBackend("reference", "platform", "the oracle of the self-check", capabilities)
         runner = EagerRunner(tower, Dispatcher(oracle), open_device("cpu"), torch.float32)
         output, _ = runner.run(Bucket(len(golden)), tower.gather(golden), tokens=True)
-        features = [] if output.tokens is None else split_tokens(tower, golden, output.tokens.numpy())
-        self.truth = Rows(output.vectors.numpy(), features)
+        self.truth = Rows.of(tower, golden, output)
 
     def attention(self, dispatcher: Dispatcher, device: Device, dtype: torch.dtype) -> list[CheckResult]:
         """Each mask need of the tower alone, at each of its head dims, on sharp queries and keys."""

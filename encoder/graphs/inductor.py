@@ -21,14 +21,22 @@ from encoder.models.tower import Inputs, TowerOutput
 VERSIONS = 256
 
 
-class InductorRunner(GraphRunner):
-    """Compiled for each bucket's shape; what is called with another one is an error."""
-
-    name = "inductor"
+class CompiledTower(GraphRunner):
+    """Computes with the tower as torch compiles it for each shape that it meets."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._compiled = torch.compile(self.tower.forward, dynamic=False)
+
+    def compute(self, inputs: Inputs) -> TowerOutput:
+        output: TowerOutput = self._compiled(dict(inputs))
+        return output
+
+
+class InductorRunner(CompiledTower):
+    """Compiled for each bucket's shape; what is called with another one is an error."""
+
+    name = "inductor"
 
     @classmethod
     def unavailable(cls, device: Device) -> str | None:
@@ -50,32 +58,20 @@ class InductorRunner(GraphRunner):
     def release(self, bucket: Bucket) -> None:
         """Compiled code stays with its process."""
 
-    def compute(self, inputs: Inputs) -> TowerOutput:
-        output: TowerOutput = self._compiled(dict(inputs))
-        return output
-
     def _forward(self, inputs: Inputs) -> tuple[TowerOutput, CallTrace]:
         with torch.inference_mode(), attending(self.dispatcher) as trace:
             return self.forward(inputs), trace
 
 
-class CompiledCudaGraphRunner(CudaGraphRunner):
+class CompiledCudaGraphRunner(CompiledTower, CudaGraphRunner):
     """As CUDA graphs, of a compiled tower: the warm-up compiles it, the capture records what came out."""
 
     name = "cuda-inductor"
     packed = False
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._compiled = torch.compile(self.tower.forward, dynamic=False)
-
     def capture(self, bucket: Bucket, inputs: Inputs) -> int:
         with many_versions():
             return super().capture(bucket, inputs)
-
-    def compute(self, inputs: Inputs) -> TowerOutput:
-        output: TowerOutput = self._compiled(dict(inputs))
-        return output
 
 
 @contextmanager

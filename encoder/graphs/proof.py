@@ -19,7 +19,7 @@ from encoder.errors import EncoderError
 from encoder.graphs.batches import bucket_inputs, fits, split_tokens
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
-from encoder.models.tower import Inputs, TowerOutput
+from encoder.models.tower import Inputs, Tower, TowerOutput
 from encoder.outputs import normalize_rows
 from encoder.selfcheck import compare_rows
 
@@ -45,6 +45,12 @@ class Rows:
 
     vectors: np.ndarray
     tokens: list[np.ndarray]
+
+    @classmethod
+    def of(cls, tower: Tower[Any], items: Sequence[Any], output: TowerOutput) -> "Rows":
+        """Those of the items; what an output holds beyond them is filler."""
+        tokens = [] if output.tokens is None else split_tokens(tower, items, output.tokens.numpy())
+        return cls(output.vectors[: len(items)].numpy(), tokens)
 
     def take(self, rows: Sequence[int]) -> "Rows":
         """Those items."""
@@ -225,8 +231,7 @@ class BucketProof:
 
     def _rows(self, output: TowerOutput, places: Sequence[int]) -> Rows:
         items = [self._samples[place] for place in places]
-        tokens = [] if output.tokens is None else split_tokens(self._runner.tower, items, output.tokens.numpy())
-        return Rows(output.vectors[: len(places)].numpy(), tokens)
+        return Rows.of(self._runner.tower, items, output)
 
     def _compare(self, found: Rows, expected: Rows, places: Sequence[int]) -> Difference:
         """The worst of the vectors and the features; an item's features are held together as one long vector."""
