@@ -1,6 +1,6 @@
 """Bytes to pixels: any picture file as RGB, by stated policies, and never an exception but InvalidImage.
 
-| matter            | policy (version 1)                                                                             |
+| matter            | policy (version 2)                                                                             |
 |-------------------|------------------------------------------------------------------------------------------------|
 | what it is        | read from the content: JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF                                   |
 | too large         | refused from the header, before anything is decoded                                            |
@@ -21,7 +21,6 @@ The oracles are Pillow's pixels, and transformers' conversion to RGB for transpa
 sets no process-wide option of Pillow. libjpeg-turbo's and Pillow's readers run without the GIL.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from encoder.errors import InvalidImage
+from encoder.preprocess.complaints import complaint
 from encoder.preprocess.flatten import cmyk_to_rgb, on_background, to_rgb
 from encoder.preprocess.jpeg import read_jpeg
 from encoder.preprocess.jpeg_markers import Scans, check_markers
@@ -52,7 +52,7 @@ def decode_image(
 ) -> np.ndarray:
     """A picture file as RGB, uint8 [h, w, 3], contiguous and writable. Raises InvalidImage with a one-line reason."""
     content, name = _identify(data, limits)
-    with _as_invalid_image(name, limits):
+    with _as_invalid_image(content, name, limits):
         return _jpeg(content, limits, policy) if name == "JPEG" else _read(content, name, limits, policy)
 
 
@@ -65,7 +65,7 @@ def decode_light(
     own.
     """
     content, name = _identify(data, limits)
-    with _as_invalid_image(name, limits):
+    with _as_invalid_image(content, name, limits):
         if name == "JPEG":
             return _light_jpeg(content, limits, policy)
         if name == "PNG" and png_pixels(content) <= LIGHT_WORK:
@@ -102,26 +102,26 @@ def check_pixels(
 def _identify(data: bytes | memoryview, limits: DecodeLimits) -> tuple[bytes, str]:
     length = memoryview(data).nbytes
     if length == 0:
-        raise InvalidImage(f"not a picture: no bytes at all; send {ACCEPTED}")
+        raise InvalidImage(f"not a supported picture: no bytes at all; send {ACCEPTED}")
     limits.check_bytes(length)
     content = bytes(data)
     return content, picture_format(content)
 
 
 @contextmanager
-def _as_invalid_image(name: str, limits: DecodeLimits) -> Iterator[None]:
+def _as_invalid_image(content: bytes, name: str, limits: DecodeLimits) -> Iterator[None]:
     """Readers raise what they like for broken files; none of it may escape."""
     try:
         yield
     except InvalidImage:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit, met while it reads the header
-        seen = _reason(error).partition(" exceeds")[0]
+        seen = str(error).partition(" exceeds")[0]
         raise InvalidImage(f"{name}: {seen} is over the limit of {limits.max_pixels} pixels; scale it down") from None
     except MemoryError as error:
         raise InvalidImage(f"broken {name}: decoding it takes too much memory; scale it down") from error
     except Exception as error:
-        raise InvalidImage(f"broken {name}: {_reason(error)}; send the whole, undamaged file") from error
+        raise InvalidImage(complaint(content, name, error)) from error
 
 
 def _light_jpeg(content: bytes, limits: DecodeLimits, policy: DecodePolicy) -> np.ndarray | None:
@@ -165,9 +165,3 @@ def _read(content: bytes, name: str, limits: DecodeLimits, policy: DecodePolicy)
     image, already_turned = read_picture(content, name, limits, allow_truncated=policy.allow_truncated)
     pixels = to_rgb(image, policy.background)
     return turn(pixels, exif_orientation(image) if policy.apply_exif_orientation else INVERSE[already_turned])
-
-
-def _reason(error: Exception) -> str:
-    """One line of an exception, without the addresses of objects."""
-    text = re.sub(r" ?<[^<>]* object at 0x[0-9a-f]+>", "", " ".join(str(error).split()))
-    return text[:200] or type(error).__name__

@@ -52,7 +52,7 @@ class DecodePolicy:
     allow_truncated: bool = False
     reduced_side: int = 0
 
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         if len(self.background) != 3 or any(not 0 <= level <= 255 for level in self.background):

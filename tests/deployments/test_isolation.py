@@ -73,7 +73,7 @@ async def test_crashes_and_hangs_cost_their_own_items(
     assert errors[1][0] == 3 and "took longer than 1 s" in errors[1][1]
     assert errors[3][0] == 3 and "crashed its decoder" in errors[3][1]
     assert errors[5][0] == 13 and "ended with exit status 7" in errors[5][1]
-    assert errors[6][0] == 3 and "not a picture" in errors[6][1]
+    assert errors[6][0] == 3 and "not a supported picture" in errors[6][1]
     assert report.counters["decode_workers_lost"] == 3 and report.counters["item_errors"] == 4
     assert len(before) == 3 and len(set(before) - set(pids)) >= 1
     assert not any(psutil.pid_exists(pid) for pid in {*before, *pids})

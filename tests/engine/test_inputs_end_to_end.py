@@ -120,7 +120,7 @@ async def test_get_model_returns_the_policies(core: EncoderCore) -> None:
     (tower,) = core.get_model(pb.GetModelRequest()).model.towers
     described = json.loads(tower.preprocessing_json)
     assert described["decode"] == {
-        "version": 1, "apply_exif_orientation": True, "background": [255, 255, 255], "allow_truncated": False,
+        "version": 2, "apply_exif_orientation": True, "background": [255, 255, 255], "allow_truncated": False,
         "frame": "first", "deep_samples": "high byte", "colour_profiles": "ignored",
     }  # fmt: skip
     assert {"mode", "resize", "interpolation", "crop", "mean", "std", "rescale_factor"} <= described.keys()

@@ -59,3 +59,25 @@ def without_segment(jpeg: bytes, marker: int) -> bytes:
 def with_segment(jpeg: bytes, marker: int, body: bytes) -> bytes:
     """A JPEG with a segment put in first."""
     return jpeg[:2] + bytes([0xFF, marker]) + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+
+
+def tiff_file(entries: dict[int, tuple[int, int | list[int]]], data: bytes, order: str = "<") -> bytes:
+    """A TIFF of one directory; `entries`: tag to (type, value or values), the offset of `data` (273, 324) left out."""
+    sizes = {1: 1, 3: 2, 4: 4}
+    codes = {1: "B", 3: "H", 4: "I"}
+    entries = {**entries}
+    head = 8 + 2 + 12 * (len(entries) + 1) + 4
+    extra, tags = b"", b""
+    at_tag = 324 if 322 in entries else 273
+    long_ones = sum(
+        sizes[kind] * len(value) for kind, value in entries.values() if isinstance(value, list) and len(value) > 1
+    )
+    entries[at_tag] = (4, head + long_ones)
+    for tag, (kind, value) in sorted(entries.items()):
+        values = value if isinstance(value, list) else [value]
+        packed = struct.pack(f"{order}{len(values)}{codes[kind]}", *values)
+        if len(packed) > 4:
+            packed, extra = struct.pack(f"{order}I", head + len(extra)), extra + packed
+        tags += struct.pack(f"{order}HHI", tag, kind, len(values)) + packed.ljust(4, b"\0")
+    start = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, 8)
+    return start + struct.pack(f"{order}H", len(entries)) + tags + bytes(4) + extra + data

@@ -10,31 +10,9 @@ from PIL import Image, ImageCms
 
 from encoder.errors import InvalidImage
 from encoder.preprocess.decode import DecodePolicy, decode_image
-from tests.preprocess.pictures import file_of, photo, pillow, pillow_rgb, png_chunk, png_file
+from tests.preprocess.pictures import file_of, photo, pillow, pillow_rgb, png_chunk, png_file, tiff_file
 
 GREEN = DecodePolicy(background=(10, 200, 30))
-
-
-def tiff(entries: dict[int, tuple[int, int | list[int]]], data: bytes, order: str = "<") -> bytes:
-    """A TIFF of one directory; `entries`: tag to (type, value or values), the offset of `data` (273, 324) left out."""
-    sizes = {1: 1, 3: 2, 4: 4}
-    codes = {1: "B", 3: "H", 4: "I"}
-    entries = {**entries}
-    head = 8 + 2 + 12 * (len(entries) + 1) + 4
-    extra, tags = b"", b""
-    at_tag = 324 if 322 in entries else 273
-    long_ones = sum(
-        sizes[kind] * len(value) for kind, value in entries.values() if isinstance(value, list) and len(value) > 1
-    )
-    entries[at_tag] = (4, head + long_ones)
-    for tag, (kind, value) in sorted(entries.items()):
-        values = value if isinstance(value, list) else [value]
-        packed = struct.pack(f"{order}{len(values)}{codes[kind]}", *values)
-        if len(packed) > 4:
-            packed, extra = struct.pack(f"{order}I", head + len(extra)), extra + packed
-        tags += struct.pack(f"{order}HHI", tag, kind, len(values)) + packed.ljust(4, b"\0")
-    start = struct.pack(f"{order}2sHI", b"II" if order == "<" else b"MM", 42, 8)
-    return start + struct.pack(f"{order}H", len(entries)) + tags + bytes(4) + extra + data
 
 
 class TestJpeg:
@@ -194,14 +172,14 @@ class TestTiff:
 
     @pytest.mark.parametrize("order", ["<", ">"], ids=["little", "big"])
     def test_either_byte_order(self, order: str) -> None:
-        data = tiff({**self.rgb, 278: (4, 32), 279: (4, self.pixels.nbytes)}, self.pixels.tobytes(), order)
+        data = tiff_file({**self.rgb, 278: (4, 32), 279: (4, self.pixels.nbytes)}, self.pixels.tobytes(), order)
         assert np.array_equal(decode_image(data), self.pixels)
         assert np.array_equal(decode_image(data), pillow_rgb(data))
 
     def test_one_tile(self) -> None:
         tile = np.zeros((32, 48, 3), np.uint8)
         tile[:] = self.pixels
-        data = tiff({**self.rgb, 322: (4, 48), 323: (4, 32), 325: (4, tile.nbytes)}, tile.tobytes())
+        data = tiff_file({**self.rgb, 322: (4, 48), 323: (4, 32), 325: (4, tile.nbytes)}, tile.tobytes())
         assert np.array_equal(decode_image(data), self.pixels)
 
     @pytest.mark.parametrize(
@@ -218,25 +196,25 @@ class TestTiff:
     def test_16_bit_colour_keeps_the_high_byte(self) -> None:
         deep = self.pixels.astype("<u2") * 257
         entries = {**self.rgb, 258: (3, [16, 16, 16]), 278: (4, 32), 279: (4, deep.nbytes)}
-        assert np.array_equal(decode_image(tiff(entries, deep.tobytes())), self.pixels)
+        assert np.array_equal(decode_image(tiff_file(entries, deep.tobytes())), self.pixels)
 
     def test_12_bit_grey_is_scaled_by_its_own_white(self) -> None:
         entries = {256: (4, 4), 257: (4, 1), 258: (3, 12), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, 1)}
         levels = [0, 4095, 2048, 16]
         packed = int("".join(f"{level:012b}" for level in levels), 2).to_bytes(6, "big")
-        found = decode_image(tiff({**entries, 279: (4, 6)}, packed))
+        found = decode_image(tiff_file({**entries, 279: (4, 6)}, packed))
         assert found[0, :, 0].tolist() == [0, 255, 128, 1]
 
     def test_ink(self) -> None:
         ink = np.asarray(photo(32, 48, "CMYK"))
         entries = {**self.rgb, 258: (3, [8] * 4), 262: (3, 5), 277: (3, 4), 278: (4, 32), 279: (4, ink.nbytes)}
         expected = Image.fromarray(ink, mode="CMYK").convert("RGB")
-        assert np.array_equal(decode_image(tiff(entries, ink.tobytes())), np.asarray(expected))
+        assert np.array_equal(decode_image(tiff_file(entries, ink.tobytes())), np.asarray(expected))
 
     def test_white_is_zero(self) -> None:
         grey = np.asarray(photo(32, 48, "L"))
         entries = {**self.rgb, 258: (3, 8), 262: (3, 0), 277: (3, 1), 278: (4, 32), 279: (4, grey.nbytes)}
-        assert np.array_equal(decode_image(tiff(entries, grey.tobytes()))[:, :, 1], 255 - grey)
+        assert np.array_equal(decode_image(tiff_file(entries, grey.tobytes()))[:, :, 1], 255 - grey)
 
     def test_bigtiff_is_read_or_refused(self) -> None:
         data = file_of(photo(9, 11), "TIFF", big_tiff=True)

@@ -88,7 +88,7 @@ class TestLimits:
 class TestPolicy:
     def test_describes_all_that_changes_pixels(self) -> None:
         plain = DecodePolicy().describe()
-        assert plain["version"] == 1
+        assert plain["version"] == 2
         for other in (
             DecodePolicy(apply_exif_orientation=False),
             DecodePolicy(background=(0, 0, 0)),
@@ -298,6 +298,6 @@ def test_image_open_is_told_the_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "open", spy)
     for name in ("JPEG", "PNG", "GIF"):
         decode_image(file_of(photo(8, 8), name))
-    with pytest.raises(InvalidImage, match="not a picture"):
+    with pytest.raises(InvalidImage, match="not a supported picture"):
         decode_image(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
     assert asked == [("JPEG",), ("PNG",), ("GIF",)]

@@ -86,6 +86,8 @@ SENT: dict[str, Callable[[], object]] = {
     "no pixels": lambda: check_pixels(b"", 0, 2, 3),
     "a truncated JPEG": decoded(JPEG[: len(JPEG) // 2]),
     "a broken PNG": decoded(file_of(photo(40, 40), "PNG")[:900]),
+    "a BMP of a rare kind": decoded(BMP[:28] + b"\2" + BMP[29:]),
+    "a picture that was read as text": decoded(JPEG.decode(errors="replace").encode()),
     "a 12-bit JPEG": decoded(twelve_bits()),
     "a float TIFF": decoded(file_of(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")),
     "too many chunks": decoded(png_file(1, 1, 8, 0, b"\0\0", png_chunk(b"tEXt", b"k\0v") * 3000)),

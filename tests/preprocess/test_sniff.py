@@ -1,14 +1,18 @@
 """What a file is, is read from its content; what is not a picture is named."""
 
 import io
+import struct
 import zipfile
 
+import numpy as np
 import pytest
 
 from encoder.errors import InvalidImage
 from encoder.preprocess.decode import decode_image
-from encoder.preprocess.sniff import picture_format, webp_size
-from tests.preprocess.pictures import file_of, photo, pillow
+from encoder.preprocess.sniff import avif_size, picture_format, webp_size
+from tests.preprocess.pictures import file_of, photo, pillow, pillow_rgb, tiff_file
+
+PNG, JPEG = file_of(photo(9, 9), "PNG"), file_of(photo(9, 9), "JPEG")
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF"])
@@ -35,7 +39,7 @@ def _zip() -> bytes:
         (b"hello world", "starts with bytes 68 65 6c 6c 6f 20 77 6f"),
         (b"\0", "starts with bytes 00"),
         (bytes(30_000_000), "starts with bytes 00 00 00 00 00 00 00 00"),
-        (b"\xff\xd8", "starts with bytes ff d8"),
+        (b"\xff\xd8", "a JPEG whose first bytes are damaged"),
         (b"%PDF-1.7\n", "a PDF"),
         (b"\n  <!DOCTYPE html><html>", "HTML"),
         (b"<svg xmlns='x'/>", "an SVG"),
@@ -64,6 +68,23 @@ def _zip() -> bytes:
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "a HEIC picture"),
         (b"\0\0\0\x18ftypisom\0\0\0\0mp42isom", "a video"),
         (_zip(), "a ZIP"),
+        (b"\0\0\2\0\1\0\x20\x20", "a cursor (CUR)"),
+        (b"\0\0\2\0\0\0", "starts with bytes 00 00 02 00"),
+        (b"Pf\n4 4\n-1.0\n", "a portable anymap"),
+        (b"\x0a\x05\x01\x08", "a PCX picture"),
+        (b"\x01\xda\x01\x01", "an SGI picture"),
+        (b"#define im_width 16\n", "an X bitmap"),
+        (b"/* XPM */\nstatic char", "an X pixmap"),
+        (b"\xd7\xcd\xc6\x9a\0\0", "a Windows metafile"),
+        (struct.pack("<2sIIHH2s", b"BA", 40, 0, 0, 0, b"CI"), "an OS/2 icon or bitmap array"),
+        (struct.pack("<2sIHH", b"CI", 26, 16, 16), "an OS/2 icon or bitmap array"),
+        (b"BA first-rate text", "starts with bytes 42 41 20"),
+        (PNG[:4] + b"\n\x1a\n" + PNG[8:], "a PNG whose first bytes are damaged"),
+        (PNG.decode(errors="replace").encode(), "bytes were read as text"),
+        (PNG.decode("latin-1").encode(), "bytes were read as text"),
+        (JPEG.decode(errors="replace").encode(), "bytes were read as text"),
+        (JPEG.decode("latin-1").encode(), "bytes were read as text"),
+        (file_of(photo(9, 9), "DIB"), "a bitmap without its file header"),
     ],
 )
 def test_what_is_no_picture_is_named(data: bytes, seen: str) -> None:
@@ -71,8 +92,40 @@ def test_what_is_no_picture_is_named(data: bytes, seen: str) -> None:
         decode_image(data)
     message = str(caught.value)
     assert seen in message
-    assert message.startswith("not a picture: ")
+    assert message.startswith("not a supported picture: ")
     assert message.endswith("send JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF")
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA"])
+@pytest.mark.parametrize("compression", [None, "tga_rle"])
+@pytest.mark.parametrize("footer", [True, False])
+def test_a_tga_is_known_without_a_signature(mode: str, compression: str | None, footer: bool) -> None:
+    data = file_of(photo(12, 17).convert(mode), "TGA", compression=compression)
+    assert data[-18:-2] == b"TRUEVISION-XFILE"
+    if not footer:
+        data = data[:-26]
+    with pytest.raises(InvalidImage, match="a TGA picture"):
+        decode_image(data)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 12, 14, 16])
+def test_a_header_that_is_not_quite_a_tgas_is_none(at: int) -> None:
+    """Colours of a palette, kind, sides and bits of a pixel, each made senseless in turn."""
+    data = bytearray(file_of(photo(12, 17), "TGA")[:-26])
+    data[at] = {0: 0, 1: 1, 2: 4, 12: 0, 14: 0, 16: 7}[at]
+    with pytest.raises(InvalidImage, match="a TGA picture" if at == 0 else "starts with bytes"):
+        decode_image(bytes(data))
+
+
+@pytest.mark.parametrize(("order", "version"), [(b"II", b"\0*"), (b"MM", b"*\0")])
+def test_a_tiff_whose_version_has_the_wrong_byte_order_is_read_as_pillow_does(order: bytes, version: bytes) -> None:
+    entries: dict[int, tuple[int, int | list[int]]] = {
+        256: (4, 3), 257: (4, 1), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, 1), 279: (4, 3),
+    }  # fmt: skip
+    data = tiff_file(entries, bytes([1, 2, 3]), "<" if order == b"II" else ">")
+    swapped = order + version + data[4:]
+    assert np.array_equal(decode_image(swapped), pillow_rgb(swapped))
+    assert decode_image(swapped)[0, :, 0].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("options", [{}, {"lossless": True}, {"xmp": b"<x/>"}])
@@ -80,6 +133,12 @@ def test_what_is_no_picture_is_named(data: bytes, seen: str) -> None:
 def test_webp_size_is_in_the_header(size: tuple[int, int], options: dict) -> None:
     data = file_of(photo(*size), "WEBP", **options)
     assert webp_size(data) == pillow(data).size == size[::-1]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20, 333)])
+def test_avif_size_is_among_its_properties(size: tuple[int, int]) -> None:
+    assert avif_size(file_of(photo(*size), "AVIF")) == size[::-1]
+    assert avif_size(b"\0\0\0\x18ftypavif") == (1, 1)
 
 
 def test_webp_size_of_a_broken_header_is_not_known() -> None:
