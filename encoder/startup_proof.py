@@ -10,9 +10,9 @@ from encoder.attention.dispatch import Dispatcher
 from encoder.attention.registry import backend_class
 from encoder.attention.resolve import ResolvedBackend
 from encoder.device import Device, open_device
+from encoder.graphs.answers import Rows
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
-from encoder.graphs.proof import Rows
 from encoder.graphs.runner import Bucket
 from encoder.models.tower import Tower
 from encoder.selfcheck import CheckResult, check_attention, check_vectors

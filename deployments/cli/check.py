@@ -47,7 +47,7 @@ def run_check(
 
 
 def _graphs(reports: Sequence[pb.ReplicaReport]) -> Table:
-    """Each bucket, and how its replays compared with eager."""
+    """Each bucket, and how its replays compared with eager; "-" stands for what was not run or not timed."""
     from encoder.graphs.proof import GRAPH_THRESHOLDS
 
     table = Table(
@@ -67,7 +67,7 @@ def _graphs(reports: Sequence[pb.ReplicaReport]) -> Table:
                 graph.state,
                 f"{graph.worst_cosine:.6f} ≥ {least:g}" if compared else "-",
                 f"{graph.max_abs_error:.1e} ≤ {most:g}" if compared else "-",
-                *(f"{ms:.1f} ms" for ms in (graph.capture_ms, graph.replay_ms, graph.eager_ms)),
+                *(f"{ms:.1f} ms" if ms else "-" for ms in (graph.capture_ms, graph.replay_ms, graph.eager_ms)),
             )
     return table
 

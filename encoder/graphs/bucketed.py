@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from encoder.attention.dispatch import CallTrace
+from encoder.graphs.answers import Rows
 from encoder.graphs.batches import bucket_inputs, fits, split, split_tokens
 from encoder.graphs.eager import EagerRunner
-from encoder.graphs.proof import BucketProof, Rows
+from encoder.graphs.proof import BucketProof
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRecord, GraphRunner
 from encoder.models.tower import TowerOutput
 
@@ -133,7 +134,7 @@ class BucketedForward:
 
     def _fitting(self, lengths: Sequence[int]) -> Bucket | None:
         """The cheapest proven bucket that fits, unless it wastes so much that eager is the better one."""
-        fitting = [bucket for bucket in self._records if fits(bucket, lengths)]
+        fitting = [bucket for bucket, record in self._records.items() if record.serves and fits(bucket, lengths)]
         ready = next((bucket for bucket in fitting if self._records[bucket].state == "ready"), None)
         return ready if ready is not None and ready.cost <= PADDING_LIMIT * fitting[0].cost else None
 

@@ -58,8 +58,9 @@ class Bucket:
 class GraphRecord:
     """What is known of one bucket; times in milliseconds, memory in bytes.
 
-    `serves`: whether batches of this size can be run at all, by the graph or eager. `worst_cosine`, `max_abs_error`:
-    of all its replays at start, held against eager on vectors of length 1; None before there was one.
+    `eager_ms` is 0 where eager was not timed: it could not have been the quicker one. `serves`: whether batches of this
+    size can be run at all, by the graph or eager. `worst_cosine`, `max_abs_error`: of all its replays at start, held
+    against eager on vectors of length 1; None before there was one.
     """
 
     runner: str

@@ -34,7 +34,7 @@ def test_the_tables_show_each_bucket_each_check_and_each_stage() -> None:
     assert done.exit_code == 0, done.output
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.stdout.splitlines() if "│" in line]
     (graph,) = [row for row in rows if row[1] == "batch=2"]
-    assert graph[2:8] == ["eager", "sdpa", "float32", "eager", "-", "-"]
+    assert graph[2:10] == ["eager", "sdpa", "float32", "eager", "-", "-", "-", "-"] and graph[10].endswith(" ms")
     assert {row[-1] for row in rows if len(row) == 9 and row[1].startswith("vectors")} == {"yes"}
     assert {"load", "reference", "self-check sdpa"} <= {row[1] for row in rows if len(row) == 3}
 

@@ -180,6 +180,26 @@ class ForgetsOneInput(Recorded):
                 buffer.copy_(inputs[name])
 
 
+class SeesNoMask(Recorded):
+    """What a text is padded with counts as well."""
+
+    def copy_in(self, bucket: Bucket, inputs: Inputs) -> None:
+        super().copy_in(bucket, inputs)
+        self.static[bucket]["mask"].fill_(True)
+
+
+class LetsItemsSeeEachOther(Recorded):
+    """A row is moved by the mean of its batch."""
+
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer + 0.01 * buffer.mean(0)
+
+
+class WrongAtFour(Recorded):
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.flip(-1) if bucket.batch == 4 else buffer.clone()
+
+
 class WrongTheSecondTime(Recorded):
     def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         return buffer.flip(-1) if self.runs[bucket] == 2 else buffer.clone()
@@ -225,10 +245,18 @@ class TakesNoPacked(Recorded):
 class SmallEager(EagerRunner):
     """Without memory for more than two items."""
 
+    most = 2
+
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
-        if len(next(iter(inputs.values()))) > 2:
+        if len(next(iter(inputs.values()))) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return super().run(bucket, inputs, tokens=tokens)
+
+
+class NoEager(SmallEager):
+    """Without memory for anything."""
+
+    most = 0
 
 
 def runners(

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from encoder.graphs.answers import Rows
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.packing import packed_buckets
-from encoder.graphs.proof import Rows
 from encoder.graphs.runner import Bucket, GraphLimits, GraphRunner
 from encoder.models.tower import Inputs, Tower
 from tests.graphs.fakes import Pictures, Recorded, Texts, runners
