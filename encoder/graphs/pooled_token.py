@@ -50,8 +50,9 @@ def split_at_pooled_token(model: Any, handed_on: str = "f32") -> Split:
     choice = next(filter(None, map(_choice, _above(model.outputs[0].get_node()))), None)
     if choice is None:
         return Split(model)
-    followers = _followers(model, choice)
-    sources = _sources(followers)
+    varying = _varying(model)
+    followers = _followers(model, choice, varying)
+    sources = _sources(followers, varying)
     if not sources or not all(map(_has_width, sources)):
         return Split(model)
     has_features = len(model.outputs) > 1
@@ -83,7 +84,18 @@ def _choice(node: Any) -> Choice | None:
     return None
 
 
-def _followers(model: Any, choice: Choice) -> dict[str, Any]:
+def _varying(model: Any) -> set[str]:
+    """Names of the nodes that are computed from inputs; all others are constants."""
+    found: set[str] = set()
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Parameter" or any(
+            value.get_node().get_name() in found for value in node.input_values()
+        ):
+            found.add(node.get_name())
+    return found
+
+
+def _followers(model: Any, choice: Choice, varying: Collection[str]) -> dict[str, Any]:
     """The nodes, by name, that work row by row and for nothing but the choice, as far as vectors go."""
     used = {node.get_name() for node in _above(model.outputs[0].get_node())}
     behind = {choice.node.get_name()}
@@ -93,19 +105,19 @@ def _followers(model: Any, choice: Choice) -> dict[str, Any]:
     for node in reversed(model.get_ordered_ops()):
         readers = {target.get_node().get_name() for target in node.output(0).get_target_inputs()} & used
         wanted = readers and readers <= followers.keys() | behind
-        if node.get_name() in used and node.get_name() not in behind and wanted and _row_wise(node):
+        if node.get_name() in used and node.get_name() not in behind and wanted and _row_wise(node, varying):
             followers[node.get_name()] = node
     return followers
 
 
-def _row_wise(node: Any) -> bool:
+def _row_wise(node: Any, varying: Collection[str]) -> bool:
     """Whether each row of its result depends on that row of tokens [n, t, k] alone, in the same way for all rows."""
     if node.get_type_name() not in ROW_WISE or node.get_output_size() != 1 or _rank(node.output(0)) != 3:
         return False
     data: list[Any] = []
     constants: list[Any] = []
     for value in node.input_values():
-        (constants if _from_constants(value.get_node()) else data).append(value)
+        (data if value.get_node().get_name() in varying else constants).append(value)
     if any(_rank(value) != 3 or _rows(value) != _rows(node.output(0)) for value in data):
         return False
     if node.get_type_name() == "MatMul":
@@ -127,13 +139,13 @@ def _same_for_all_rows(constant: Any) -> bool:
     return all(size.is_static and size.get_length() == 1 for size in shape[:-1])
 
 
-def _sources(followers: dict[str, Any]) -> list[Any]:
+def _sources(followers: dict[str, Any], varying: Collection[str]) -> list[Any]:
     """What the followers take from elsewhere that is no constant, each once."""
     found: dict[tuple[str, int], Any] = {}
     for node in followers.values():
         for value in node.input_values():
             name = value.get_node().get_name()
-            if name not in followers and not _from_constants(value.get_node()):
+            if name in varying and name not in followers:
                 found[name, value.get_index()] = value
     return [found[key] for key in sorted(found)]
 
@@ -199,10 +211,6 @@ def _above(result: Any, stop: Collection[tuple[str, int]] = ()) -> Iterator[Any]
             if name not in seen and (name, value.get_index()) not in stop:
                 seen.add(name)
                 waiting.append(value.get_node())
-
-
-def _from_constants(node: Any) -> bool:
-    return all(one.get_type_name() != "Parameter" for one in _above(node))
 
 
 def _rank(value: Any) -> int | None:
