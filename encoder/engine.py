@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -114,7 +115,10 @@ class Engine:
             torch.set_num_threads(settings.threads)
         progress(f"load {settings.model} ({settings.tower})")
         checkpoint = find_checkpoint(settings.model, revision=settings.revision, offline=settings.offline)
-        tower = load_tower(checkpoint, settings)
+        with ThreadPoolExecutor(1) as beside:  # hashing leaves Python alone, and imports keep but one core busy
+            revision = beside.submit(lambda: checkpoint.revision)
+            tower = load_tower(checkpoint, settings)
+            revision.result()
         engine = cls(settings, tower, checkpoint, device)
         engine._startup.append(("load", (time.perf_counter() - started) * 1e3))
         engine._make_ready(settings, progress)

@@ -57,7 +57,7 @@ def examine(path: str) -> FirstAid:
         return FirstAid(path.strip(), tuple(findings), ())
     config = _config(folder, findings)
     headers = _weights(folder, findings)
-    checkpoint = Checkpoint(DEMO if path == DEMO else folder.resolve().name, folder, "", config, headers)
+    checkpoint = Checkpoint(DEMO if path == DEMO else folder.resolve().name, folder, config, headers=headers)
     _preprocessor(checkpoint, findings)
     known = _architecture(checkpoint, findings)
     specs = [_tower(checkpoint, name, findings) for name in TOWERS] if known and headers is not None else []

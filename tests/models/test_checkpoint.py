@@ -1,5 +1,6 @@
 """Finding and loading checkpoints: each way to be wrong has its own clear error, and a folder contacts nobody."""
 
+import hashlib
 import json
 import shutil
 import socket
@@ -149,6 +150,23 @@ def test_the_revision_follows_the_files_that_decide_the_vectors(folder: Path) ->
     config = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(config | {"image_mean": [0.5, 0.5, 0.5]}))
     assert find_checkpoint(str(folder)).revision != before
+
+
+def test_the_revision_is_a_digest_of_names_and_contents(folder: Path) -> None:
+    (folder / "tokenizer_extra.json").write_bytes(b"")
+    names = ["config.json", "model.safetensors", "preprocessor_config.json", "processor_config.json"]
+    files = [folder / name for name in names if (folder / name).exists()] + list(folder.glob("tokenizer*.json"))
+    expected = hashlib.sha256()
+    for file in sorted(files):
+        expected.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    assert find_checkpoint(str(folder)).revision == expected.hexdigest()[:16]
+
+
+def test_a_checkpoint_is_found_without_reading_its_weights(folder: Path) -> None:
+    found = find_checkpoint(str(folder))
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").write_bytes(b"other")
+    assert found.revision == find_checkpoint(str(folder)).revision
 
 
 def test_the_fingerprint_follows_revision_preprocessing_and_policies(folder: Path) -> None:
