@@ -24,7 +24,7 @@ from deployments.events import FAILED_STAGE
 from deployments.scaling import QUEUE_AGE_KEY
 from deployments.settings import DEPLOYMENT_NAME, AutoscalingSettings, PoolSettings, parse_pool_settings
 from encoder.errors import EncoderError, InvalidInput, NotReady, Overloaded
-from encoder.memory import keep_little
+from encoder.memory import keep_little, searching_seldom
 from encoder.v1 import encoder_pb2 as pb
 
 if TYPE_CHECKING:
@@ -131,19 +131,20 @@ class PoolReplica:
             await core.close()
 
     async def _start(self) -> "EncoderCore":
-        # Imported here: whoever builds the application needs no torch.
-        from deployments.service import EncoderCore
-        from encoder.engine import Engine
-
         keep_little()
-        loop = asyncio.get_running_loop()
-        try:
-            engine = await loop.run_in_executor(
-                None, Engine.load, self._settings.engine_on_its_cpus, self._publish_stage
-            )
-        except EncoderError as error:
-            self._publish_stage(FAILED_STAGE + wire.one_line(str(error)))
-            raise
+        with searching_seldom():
+            # Imported here: whoever builds the application needs no torch.
+            from deployments.service import EncoderCore
+            from encoder.engine import Engine
+
+            loop = asyncio.get_running_loop()
+            try:
+                engine = await loop.run_in_executor(
+                    None, Engine.load, self._settings.engine_on_its_cpus, self._publish_stage
+                )
+            except EncoderError as error:
+                self._publish_stage(FAILED_STAGE + wire.one_line(str(error)))
+                raise
         engine.start_decoders(self._settings.decode_threads)
         core = EncoderCore(engine, self._settings, self._identity)
         internal_kv._internal_kv_del(self._startup_key, namespace=STARTUP_NAMESPACE)

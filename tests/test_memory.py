@@ -1,9 +1,12 @@
-"""What is freed goes back to the system where the process asked for it."""
+"""What is freed goes back to the system where the process asked for it, and is seldom searched for while it starts."""
 
+import gc
 import subprocess
 import sys
 
 import pytest
+
+from encoder.memory import searching_seldom
 
 # 40 blocks of 4 MB are freed below small ones that stay, which hold the heap up.
 FREES_160_MB = """
@@ -37,3 +40,19 @@ def test_freed_memory_is_given_back(what: str, kept: tuple[float, float]) -> Non
     full, after = map(float, done.stdout.split())
     assert 150 <= full <= 200
     assert kept[0] <= after <= kept[1]
+
+
+def searches_while_objects_are_made() -> int:
+    before = sum(generation["collections"] for generation in gc.get_stats())
+    kept = [[place] for place in range(20_000)]
+    assert len(kept) == 20_000
+    return sum(generation["collections"] for generation in gc.get_stats()) - before
+
+
+def test_cycles_are_searched_for_seldom_and_then_as_before() -> None:
+    usual = gc.get_threshold()
+    assert searches_while_objects_are_made() >= 20
+    with pytest.raises(KeyError), searching_seldom():
+        assert gc.isenabled() and searches_while_objects_are_made() <= 1
+        raise KeyError
+    assert gc.get_threshold() == usual and searches_while_objects_are_made() >= 20
