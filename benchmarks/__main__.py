@@ -61,7 +61,7 @@ ALL = (
         "serve",
         "the service, closed and open loops, beside the bare engine",
         720,
-        (*DEMO, "--clients", "1", "4", "--seconds", "1", "--warmup", "0.5", "--no-int8", "--no-bare"),
+        (*DEMO, "--clients", "1", "4", "--seconds", "1", "--warmup", "0.5", "--no-int8", "--no-lanes", "--no-bare"),
     ),
     Step(
         "growth",

@@ -16,6 +16,7 @@ SECONDS, TURNS = 8.0, 2
 TITLE = "The bare engine, CLIP ViT-B/32"
 KINDS = {
     "vision bf16 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino"},
+    "vision bf16, 2 lanes openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino", "lanes": 2},
     "vision int8 openvino": {"tower": "vision", "dtype": "bfloat16", "runner": "openvino", "quantization": "int8"},
     "vision fp32 openvino": {"tower": "vision", "dtype": "float32", "runner": "openvino"},
     "vision bf16 eager": {"tower": "vision", "dtype": "bfloat16", "runner": "eager"},

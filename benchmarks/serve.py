@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--bare-seconds", type=float, default=5.0, help="for each batch of the bare engine")
     for name, what in (
         ("int8", "the int8 engine too"),
+        ("lanes", "bf16 with two lanes too"),
         ("text", "the text tower too"),
         ("open", "open arrivals too"),
         ("direct", "past the router too"),
@@ -156,13 +157,11 @@ def main() -> None:
     options = parser.parse_args()
     findings = Findings(options.folder, options.model)
     vision(findings, "bf16", {}, options)
+    closed_only = argparse.Namespace(**vars(options) | {"open": False, "direct": False})
+    if options.lanes:
+        vision(findings, "bf16, 2 lanes", {"lanes": 2}, closed_only)
     if options.int8:
-        vision(
-            findings,
-            "int8",
-            {"quantization": "int8"},
-            argparse.Namespace(**vars(options) | {"open": False, "direct": False}),
-        )
+        vision(findings, "int8", {"quantization": "int8"}, closed_only)
     if options.text:
         texts(findings, options)
     publish("serve", TITLE, findings.rows, folder=options.folder, **findings.more)

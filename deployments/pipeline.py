@@ -1,4 +1,4 @@
-"""Items through one engine: prepare on a bounded thread pool, forward on the batcher's own thread.
+"""Items through one engine: prepare on a bounded thread pool, forward on the batcher's own threads.
 
 Belongs to one event loop. An item's own error comes back in its Outcome; what concerns the whole call (`CALL_ERRORS`)
 is raised. Cancelling a call (its client has gone, its deadline went by) takes its items out of both queues.
@@ -47,7 +47,11 @@ class ServedEngine(Protocol):
     def prepare_text(self, text: str, overflow: Overflow) -> "TokenizedText": ...
     def grid_of(self, item: Any) -> tuple[int, ...]: ...
     def plan_batch(self, items: Sequence[Any]) -> Sequence[int]: ...
-    def forward(self, items: Sequence[Any], *, tokens: bool = False) -> Forwarded: ...
+    @property
+    def lanes(self) -> int: ...
+    @property
+    def lane_batch(self) -> int: ...
+    def forward(self, items: Sequence[Any], *, tokens: bool = False, alone: bool = True) -> Forwarded: ...
     def probe(self) -> None: ...
     def count(self, counter: str, amount: int = 1) -> None: ...
     def report(self) -> "Report": ...
@@ -90,7 +94,8 @@ class Pipeline:
         self._preparing_at_once = 2 * settings.decode_threads
         self._batcher: Batcher[_Asked] = Batcher(
             self._forward,
-            max_batch=engine.info.max_batch,
+            max_batch=engine.lane_batch,
+            lanes=engine.lanes,
             max_waiting=settings.max_waiting_items,
             plan=lambda asked: engine.plan_batch([one.item for one in asked]),
         )
@@ -123,20 +128,21 @@ class Pipeline:
         return await _gather(self._encode_tokens(tokens, caller) for tokens in tokenised)
 
     async def check_forward(self) -> None:
-        """Raises when the forward does not work: NotReady when its thread is stalled, else what the probe raised.
+        """Raises when the forward does not work: NotReady when a thread of it is stalled, else what the probe raised.
 
-        Traffic that went through within the health period is proof enough.
+        Traffic that went through within the health period is proof enough, unless one lane's is stuck beside it.
         """
+        name, limit = self._engine.info.name, self._health_timeout_s
+        stalled = NotReady(f"{name}: a forward thread has not answered for {limit:g} s: it is stalled")
+        if self._batcher.longest_forward_s() > limit:
+            raise stalled
         if time.monotonic() - self._forward_worked_at < self._health_period_s:
             return
         try:
-            async with asyncio.timeout(self._health_timeout_s):
+            async with asyncio.timeout(limit):
                 await self._batcher.call(self._engine.probe)
         except TimeoutError:
-            raise NotReady(
-                f"{self._engine.info.name}: the forward thread has not answered for {self._health_timeout_s:g} s: "
-                "it is stalled"
-            ) from None
+            raise stalled from None
         self._forward_worked_at = time.monotonic()
 
     def queue_age_s(self) -> float:
@@ -145,12 +151,12 @@ class Pipeline:
         return max(self._batcher.oldest_wait_s(), *(now - since for since in self._to_prepare.values()), 0.0)
 
     async def close(self, timeout_s: float) -> None:
-        """Refuses what waits, lets the forward under way end, and gives the device back."""
+        """Refuses what waits, lets the forwards under way end, and gives the device back."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._batcher.close()
         except TimeoutError:
-            logger.error("the forward thread did not end within %g s: left behind", timeout_s)
+            logger.error("the forward threads did not end within %g s: left behind", timeout_s)
         else:
             self._engine.close()
         self._workers.shutdown(wait=False)
@@ -218,12 +224,14 @@ class Pipeline:
                 prepared.append(Outcome(time.monotonic(), error=_item_error(error)))
         return prepared
 
-    def _forward(self, items: Sequence[_Asked]) -> Forwarded:
-        """On the forward thread; features are read back only when one of the items is to have them."""
+    def _forward(self, items: Sequence[_Asked], alone: bool) -> Forwarded:
+        """On a forward thread; features are read back only when one of the items is to have them."""
         started = time.monotonic()
-        result = self._engine.forward([asked.item for asked in items], tokens=any(asked.tokens for asked in items))
+        tokens = any(asked.tokens for asked in items)
+        result = self._engine.forward([asked.item for asked in items], tokens=tokens, alone=alone)
         self._forward_worked_at = time.monotonic()
-        self.ms_per_item = (self._forward_worked_at - started) * 1e3 / len(items)
+        side_by_side = 1 if alone else self._engine.lanes
+        self.ms_per_item = (self._forward_worked_at - started) * 1e3 / len(items) / side_by_side
         return result
 
 

@@ -1,9 +1,10 @@
 """The batcher: what waits goes to the device as soon as the device is free; no timer.
 
-One task owns the queue; one dedicated thread owns the forward. Callers take turns, so that a big request does not
-starve a small one, and of what is next a plan says what goes together. An item that was cancelled, or is past its
-deadline, is dropped before it costs device time. A forward that fails is tried again item by item, so that one bad
-item fails alone.
+One event loop owns the queue. A device may have lanes, forwards that run side by side: each has a task and a thread of
+its own, and what waits is shared out among those that are free; an item that is alone gets the whole device. Callers
+take turns, so that a big request does not starve a small one, and of what is next a plan says what goes together. An
+item that was cancelled, or is past its deadline, is dropped before it costs device time. A forward that fails is tried
+again item by item, so that one bad item fails alone.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from encoder.errors import DeadlinePassed, EncoderError, NotReady, Overloaded
 from encoder.fair_queue import FairQueue
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Forwarded(Protocol):
@@ -64,29 +66,34 @@ class _Waiting(Generic[Item]):
 class Batcher(Generic[Item]):
     """Gathers items for one forward function.
 
-    `forward` takes at most `max_batch` items and runs on the batcher's own thread, never twice at once.
-    `max_waiting` bounds the queue; beyond it `submit` raises Overloaded. `plan` is given the next items, `max_batch` at
-    most, and says which places of them go together now, the first among them; without it all do.
+    `forward` takes at most `max_batch` items, and whether nothing else will run meanwhile; it runs on threads of the
+    batcher's own, one for each of the `lanes`. `max_waiting` bounds the queue; beyond it `submit` raises Overloaded.
+    `plan` is given the next items, `max_batch` at most, and says which places of them go together now, the first among
+    them; without it all do.
     """
 
     def __init__(
         self,
-        forward: Callable[[Sequence[Item]], Forwarded],
+        forward: Callable[[Sequence[Item], bool], Forwarded],
         *,
         max_batch: int,
+        lanes: int = 1,
         max_waiting: int = 1024,
         plan: Callable[[Sequence[Item]], Sequence[int]] | None = None,
     ) -> None:
-        if max_batch < 1 or max_waiting < 1:
-            raise ValueError(f"max_batch={max_batch} and max_waiting={max_waiting} must be at least 1")
+        if max_batch < 1 or lanes < 1 or max_waiting < 1:
+            raise ValueError(f"{max_batch=}, {lanes=} and {max_waiting=} must be at least 1")
         self._forward = forward
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._plan = plan
         self._waiting: FairQueue[_Waiting[Item]] = FairQueue()
-        self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
-        self._worker: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"forward-{lane}") for lane in range(lanes)]
+        self._workers: list[asyncio.Task[None]] = []
+        # Since when each lane's forward runs, by the loop's clock.
+        self._running: dict[int, float] = {}
+        self._alone = False
         self._closed = False
 
     @property
@@ -98,6 +105,10 @@ class Batcher(Generic[Item]):
         """How long the item that waits longest for the device has been waiting; 0 when none does."""
         arrived = [entry.arrived for entry in self._waiting if not entry.answer.done()]
         return asyncio.get_running_loop().time() - min(arrived) if arrived else 0.0
+
+    def longest_forward_s(self) -> float:
+        """How long the oldest of the forwards that are under way has been running; 0 when none is."""
+        return asyncio.get_running_loop().time() - min(self._running.values()) if self._running else 0.0
 
     async def submit(self, item: Item, deadline: float | None = None, caller: Hashable = None) -> BatchedRow:
         """The item's row, once its forward is through.
@@ -111,39 +122,43 @@ class Batcher(Generic[Item]):
         if len(self._waiting) >= self._max_waiting:
             raise Overloaded(f"{len(self._waiting)} items wait for the device already: try again later")
         loop = asyncio.get_running_loop()
-        if self._worker is None:
-            self._worker = loop.create_task(self._run(), name="batcher")
+        if not self._workers:
+            self._workers = [
+                loop.create_task(self._run(lane), name=f"batcher-{lane}") for lane in range(len(self._threads))
+            ]
         entry = _Waiting(item, loop.create_future(), deadline, loop.time())
         self._waiting.push(caller, entry)
-        self._arrived.set()
+        self._changed.set()
         return await entry.answer
 
-    async def call(self, function: Callable[[], object]) -> object:
-        """Runs `function` on the forward thread, after the forward that is under way."""
+    async def call(self, function: Callable[[], Result]) -> list[Result]:
+        """Runs `function` on the thread of each lane, after the forward that is under way there."""
         if self._closed:
             raise NotReady("this replica is shutting down: try another one")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        loop = asyncio.get_running_loop()
+        return list(await asyncio.gather(*(loop.run_in_executor(thread, function) for thread in self._threads)))
 
     async def close(self) -> None:
-        """Refuses what waits, lets the forward under way end, and ends the thread."""
+        """Refuses what waits, lets the forwards under way end, and ends the threads."""
         self._closed = True
         for entry in self._waiting.drain():
             _refuse(entry, NotReady("this replica is shutting down: try another one"))
-        self._arrived.set()
-        if self._worker is not None:
-            await self._worker
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        self._changed.set()
+        await asyncio.gather(*self._workers)
+        for thread in self._threads:
+            await asyncio.get_running_loop().run_in_executor(None, thread.shutdown)
 
-    async def _run(self) -> None:
+    async def _run(self, lane: int) -> None:
         while not self._closed:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while batch := self._take():
-                await self._answer(batch)
+            if batch := self._take():
+                await self._forward_on(lane, batch)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
 
     def _take(self) -> list[_Waiting[Item]]:
-        """The next batch, without those that need no answer any more; empty when nobody waits."""
-        while candidates := self._waiting.first(self._max_batch):
+        """The next batch, without those that need no answer any more; empty when nobody waits, or one has it all."""
+        while not self._alone and (candidates := self._waiting.first(self._share())):
             stale = [(caller, entry) for caller, entry in candidates if _is_stale(entry)]
             if stale:
                 self._waiting.take(stale)
@@ -154,17 +169,34 @@ class Batcher(Generic[Item]):
             return [entries[place] for place in places]
         return []
 
-    async def _answer(self, batch: list[_Waiting[Item]]) -> None:
+    def _share(self) -> int:
+        """How many of those that wait are for one of the lanes that are free."""
+        free = len(self._threads) - len(self._running)
+        return min(self._max_batch, -(-len(self._waiting) // free))
+
+    async def _forward_on(self, lane: int, batch: list[_Waiting[Item]]) -> None:
+        """The batch through a lane, or through the whole device when it is one item and nothing else is about."""
+        self._alone = len(self._threads) == 1 or (len(batch) == 1 and not self._running and not self._waiting)
+        self._running[lane] = asyncio.get_running_loop().time()
+        try:
+            await self._answer(lane, batch, self._alone)
+        finally:
+            del self._running[lane]
+            if self._alone:
+                self._alone = False
+                self._changed.set()  # the other lanes may have found the device taken
+
+    async def _answer(self, lane: int, batch: list[_Waiting[Item]], alone: bool) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
-            result, forward_ms = await loop.run_in_executor(self._thread, self._timed_forward, batch)
+            result, forward_ms = await loop.run_in_executor(self._threads[lane], self._timed_forward, batch, alone)
         except Exception as error:
             if len(batch) == 1:
                 _refuse(batch[0], error)
                 return
             for entry in batch:
-                await self._answer([entry])
+                await self._answer(lane, [entry], alone)
             return
         features: Sequence[np.ndarray | None] = result.tokens if result.tokens else [None] * len(batch)
         for entry, vector, tokens in zip(batch, result.vectors, features, strict=True):
@@ -182,9 +214,9 @@ class Batcher(Generic[Item]):
                     )
                 )
 
-    def _timed_forward(self, batch: list[_Waiting[Item]]) -> tuple[Forwarded, float]:
+    def _timed_forward(self, batch: list[_Waiting[Item]], alone: bool) -> tuple[Forwarded, float]:
         started = time.perf_counter()
-        result = self._forward([entry.item for entry in batch])
+        result = self._forward([entry.item for entry in batch], alone)
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if len(result.vectors) != len(batch):
             raise EncoderError(f"the forward gave {len(result.vectors)} vectors for {len(batch)} items")

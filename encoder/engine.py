@@ -1,7 +1,7 @@
 """One tower of one model on one device: load → resolve → capture → check → encode.
 
 `Engine.load` does all that happens before a replica is ready, and raises when the proof fails on every backend.
-`prepare_*` may be called from any thread; `forward` from one thread only.
+`prepare_*` may be called from any thread; `forward` from one, or with `alone=False` from one for each of `lanes`.
 """
 
 import threading
@@ -24,6 +24,7 @@ from encoder.device import Device, open_device
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
 from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
+from encoder.graphs.lanes import check_lanes, with_lanes
 from encoder.graphs.packing import packed_buckets
 from encoder.graphs.plan import BatchPlan
 from encoder.graphs.proof import in_one_line
@@ -159,17 +160,29 @@ class Engine:
         """Shape of a prepared item's patch features, e.g. rows and columns; empty when the tower gives none."""
         return self._tower.grid_of(item)
 
-    def forward(self, items: Sequence[Any], *, tokens: bool = False) -> ForwardResult:
-        """Vectors of prepared items, with their patch features when `tokens` asks for them. One thread only.
+    @property
+    def lanes(self) -> int:
+        """How many forwards may run side by side, each on its share of the device."""
+        return self._forward.lanes
 
+    @property
+    def lane_batch(self) -> int:
+        """Items that one of them takes at most without taking turns."""
+        return self._forward.largest
+
+    def forward(self, items: Sequence[Any], *, tokens: bool = False, alone: bool = True) -> ForwardResult:
+        """Vectors of prepared items, with their patch features when `tokens` asks for them.
+
+        `alone`: nothing else runs meanwhile, and the whole device is theirs; else at most `lanes` run at a time.
         More than the largest bucket are taken in turns. Raises Unsupported for features of a tower that gives none.
         """
         if tokens and not self.info.token_dimensions:
             raise Unsupported(f"{self.info.name}: the {self.tower} tower gives no patch features: ask for vectors")
         started = time.perf_counter()
+        largest = self.lane_batch * (self.lanes if alone else 1)
         parts = [
-            self._forward.run(items[start : start + self.info.max_batch], tokens=tokens)
-            for start in range(0, len(items), self.info.max_batch)
+            self._forward.run(items[start : start + largest], tokens=tokens, alone=alone)
+            for start in range(0, len(items), largest)
         ]
         with self._lock:
             self._counters["batches"] += len(parts)
@@ -185,8 +198,8 @@ class Engine:
         )
 
     def probe(self) -> None:
-        """A real forward of one golden item; raises EncoderError when its vector is not finite. Forward thread only."""
-        vectors = self._forward.run(self._golden[:1]).vectors
+        """A real forward of one golden item; raises EncoderError when its vector is not finite. On a lane's thread."""
+        vectors = self._forward.run(self._golden[:1], alone=False).vectors
         if not np.isfinite(vectors).all():
             raise EncoderError("the health probe's forward gave NaN or infinity")
 
@@ -213,7 +226,7 @@ class Engine:
             self_checks=tuple(self._checks),
             startup=tuple(self._startup),
             items_per_second=self._forward.items_per_second(),
-            counters=counters | self._dispatcher.counters() | dict(self._forward.counters) | self._decoder.counters(),
+            counters=counters | self._dispatcher.counters() | self._forward.counters | self._decoder.counters(),
             notes=tuple(self._notes),
         )
 
@@ -292,7 +305,8 @@ class Engine:
         eager = EagerRunner(self._tower, self._dispatcher, self._device, self._dtype)
         runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype, self._options)
         limits = GraphLimits(settings.max_graphs, settings.graph_memory_bytes)
-        self._forward = BucketedForward(runner, eager, self._all_buckets(), limits)
+        check_lanes(runner_type, settings.lanes, torch.get_num_threads())
+        self._forward = BucketedForward(runner, eager, with_lanes(self._all_buckets(), settings.lanes), limits)
 
     def _prepare(self, proof: StartupProof | None, progress: Progress) -> str | None:
         """Checks attention, captures, checks vectors; gives why this backend cannot serve, or None when it can.

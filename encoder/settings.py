@@ -105,6 +105,9 @@ class EngineSettings(BaseModel):
     threads: int | None = Field(
         None, gt=0, description="CPU threads of the forward; empty: a pool's num_cpus, else what torch takes"
     )
+    lanes: int = Field(
+        1, gt=0, description="forwards that OpenVINO runs side by side, the threads shared out among them"
+    )
     self_check: bool = Field(True, description="prove the vectors at start; only benchmarks turn it off")
 
     @property

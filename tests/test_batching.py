@@ -30,11 +30,13 @@ class Forward:
         self.gate = threading.Event()
         self.gate.set()
         self.batches: list[list[int]] = []
+        self.alone: list[bool] = []
         self.threads: set[int] = set()
 
-    def __call__(self, items: Sequence[int]) -> Result:
+    def __call__(self, items: Sequence[int], alone: bool) -> Result:
         self.threads.add(threading.get_ident())
         self.batches.append(list(items))
+        self.alone.append(alone)
         assert self.gate.wait(10)
         if REFUSED in items:
             raise InvalidInput("this number is refused")
@@ -149,17 +151,19 @@ async def test_close_refuses_what_waits_and_ends_the_thread() -> None:
 
 
 async def test_a_forward_that_loses_a_row_is_an_error() -> None:
-    batcher = Batcher(lambda items: Result(np.zeros((0, 1), np.float32)), max_batch=4)
+    batcher = Batcher(lambda items, alone: Result(np.zeros((0, 1), np.float32)), max_batch=4)
     with pytest.raises(Exception, match="0 vectors for 1 items"):
         await batcher.submit(1)
     await batcher.close()
 
 
-async def test_call_runs_on_the_forward_thread() -> None:
+@pytest.mark.parametrize("lanes", [1, 3])
+async def test_call_runs_on_the_thread_of_each_lane(lanes: int) -> None:
     forward = Forward()
-    batcher = Batcher(forward, max_batch=1)
-    await batcher.submit(1)
-    assert await batcher.call(threading.get_ident) in forward.threads
+    batcher = Batcher(forward, max_batch=1, lanes=lanes)
+    await asyncio.gather(*(batcher.submit(i) for i in range(20)))
+    called = await batcher.call(threading.get_ident)
+    assert len(set(called)) == lanes and set(called) == forward.threads
     await batcher.close()
 
 

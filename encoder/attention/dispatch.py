@@ -30,6 +30,11 @@ class CallTrace:
     fallback: Counter[str] = field(default_factory=Counter)
     host_lengths: list[str] = field(default_factory=list)
 
+    def add(self, other: "CallTrace") -> None:
+        """Counts the calls of another forward as well."""
+        self.fused += other.fused
+        self.fallback.update(other.fallback)
+
     @property
     def reason(self) -> str | None:
         """The reasons in one line, or None when nothing fell back."""
@@ -65,8 +70,7 @@ class Dispatcher:
     def count(self, trace: CallTrace) -> None:
         """Adds a forward's calls to the totals; a replayed graph adds the trace of its capture."""
         with self._lock:
-            self._total.fused += trace.fused
-            self._total.fallback.update(trace.fallback)
+            self._total.add(trace)
 
     def counters(self) -> dict[str, int]:
         """Totals since the start: 'fused', and 'fallback:<reason>' for each reason."""

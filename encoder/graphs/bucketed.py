@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,24 @@ class Encoded:
     tokens: list[np.ndarray] = field(default_factory=list)
 
 
+def together(parts: Sequence[Encoded]) -> Encoded:
+    """The parts of one call, in order."""
+    total = CallTrace()
+    for part in parts:
+        total.add(part.trace)
+    return Encoded(
+        np.concatenate([part.vectors for part in parts]),
+        total,
+        "+".join(sorted({runner for part in parts for runner in part.runner.split("+")})),
+        [features for part in parts for features in part.tokens],
+    )
+
+
 class BucketedForward:
-    """Runs batches of items through a graph runner where a proven bucket fits, else eager; called from one thread."""
+    """Runs batches of items through a graph runner where a proven bucket fits, else eager.
+
+    Called from one thread, or, with buckets that have lanes, from one for each of these.
+    """
 
     def __init__(
         self, runner: GraphRunner, eager: EagerRunner, buckets: Sequence[Bucket], limits: GraphLimits | None = None
@@ -46,7 +64,22 @@ class BucketedForward:
             bucket: GraphRecord(runner.name, bucket, backend, dtype)
             for bucket in sorted(buckets, key=lambda bucket: (bucket.cost, bucket))
         }
-        self.counters: Counter[str] = Counter()
+        self.lanes = max(bucket.lanes for bucket in buckets)
+        self._side_by_side = ThreadPoolExecutor(self.lanes, thread_name_prefix="lane")
+        self._one_eager = Lock()  # the dispatcher knows of one eager forward at a time
+        self._counting = Lock()
+        self._counters: Counter[str] = Counter()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How many batches were replayed, and how many ran eager."""
+        with self._counting:
+            return dict(self._counters)
+
+    @property
+    def largest(self) -> int:
+        """Items that a lane takes at once."""
+        return max(bucket.batch for bucket in self._records if bucket.lanes == self.lanes)
 
     @property
     def runner_name(self) -> str:
@@ -82,24 +115,35 @@ class BucketedForward:
         """Captures and proves every bucket with the samples, whose float32 rows are `truth`: `encoder.graphs.proof`."""
         BucketProof(self._runner, self._eager, self._records, samples, progress, truth).run(self._limits)
 
-    def run(self, items: Sequence[Any], *, tokens: bool = False) -> Encoded:
-        """Any number of items, in groups that buckets take."""
+    def run(self, items: Sequence[Any], *, tokens: bool = False, alone: bool = True) -> Encoded:
+        """Any number of items, in groups that buckets take.
+
+        `alone`: nothing else runs meanwhile, so that all of the device is theirs; else they keep to one lane.
+        """
+        if not alone or self.lanes == 1:
+            return self._run(items, tokens, self.lanes)
+        if len(items) == 1:
+            return self._run(items, tokens, 1)
+        share = -(-len(items) // self.lanes)
+        shares = [items[start : start + share] for start in range(0, len(items), share)]
+        return together(list(self._side_by_side.map(lambda part: self._run(part, tokens, self.lanes), shares)))
+
+    def _run(self, items: Sequence[Any], tokens: bool, lanes: int) -> Encoded:
         lengths = [self._runner.tower.length_of(item) for item in items]
-        serving = [bucket for bucket, record in self._records.items() if record.serves]
+        serving = [bucket for bucket, record in self._records.items() if record.serves and bucket.lanes == lanes]
         rows: list[np.ndarray] = [np.empty(0)] * len(items)
         features: list[np.ndarray] = [np.empty(0)] * len(items) if tokens else []
         total, runners = CallTrace(), set()
         for group in split(lengths, serving):
             members = [items[place] for place in group]
-            output, trace, runner = self._run_group(members, [lengths[place] for place in group], tokens)
+            output, trace, runner = self._run_group(members, [lengths[place] for place in group], tokens, lanes)
             for row, place in enumerate(group):
                 rows[place] = output.vectors[row].numpy()
             if output.tokens is not None:
                 split_up = split_tokens(self._runner.tower, members, output.tokens.numpy())
                 for place, one in zip(group, split_up, strict=True):
                     features[place] = one
-            total.fused += trace.fused
-            total.fallback.update(trace.fallback)
+            total.add(trace)
             runners.add(runner)
         return Encoded(np.stack(rows), total, "+".join(sorted(runners)), features)
 
@@ -109,6 +153,7 @@ class BucketedForward:
 
     def release(self) -> None:
         """Gives back what all buckets hold."""
+        self._side_by_side.shutdown()
         for bucket in self._records:
             self._runner.release(bucket)
 
@@ -117,24 +162,33 @@ class BucketedForward:
         return max((_rate(record) for record in self._records.values()), default=0.0)
 
     def _run_group(
-        self, items: Sequence[Any], lengths: Sequence[int], tokens: bool
+        self, items: Sequence[Any], lengths: Sequence[int], tokens: bool, lanes: int
     ) -> tuple[TowerOutput, CallTrace, str]:
-        bucket = self._fitting(lengths)
+        bucket = self._fitting(lengths, lanes)
         if bucket is None:
             return self._run_eager(items, tokens)
         inputs = bucket_inputs(self._runner.tower, items, bucket)
         output, trace = self._runner.run(bucket, inputs, tokens=tokens)
-        self.counters["graph_replay"] += 1
+        self._count("graph_replay")
         return output, trace, self._runner.name
 
     def _run_eager(self, items: Sequence[Any], tokens: bool = False) -> tuple[TowerOutput, CallTrace, str]:
-        output, trace = self._eager.run(Bucket(len(items)), self._runner.tower.gather(items), tokens=tokens)
-        self.counters["eager_run"] += 1
+        with self._one_eager:
+            output, trace = self._eager.run(Bucket(len(items)), self._runner.tower.gather(items), tokens=tokens)
+        self._count("eager_run")
         return output, trace, self._eager.name
 
-    def _fitting(self, lengths: Sequence[int]) -> Bucket | None:
+    def _count(self, counter: str) -> None:
+        with self._counting:
+            self._counters[counter] += 1
+
+    def _fitting(self, lengths: Sequence[int], lanes: int) -> Bucket | None:
         """The cheapest proven bucket that fits, unless it wastes so much that eager is the better one."""
-        fitting = [bucket for bucket, record in self._records.items() if record.serves and fits(bucket, lengths)]
+        fitting = [
+            bucket
+            for bucket, record in self._records.items()
+            if record.serves and bucket.lanes == lanes and fits(bucket, lengths)
+        ]
         ready = next((bucket for bucket in fitting if self._records[bucket].state == "ready"), None)
         return ready if ready is not None and ready.cost <= PADDING_LIMIT * fitting[0].cost else None
 
@@ -142,5 +196,5 @@ class BucketedForward:
 def _rate(record: GraphRecord) -> float:
     bucket = record.bucket
     items = bucket.tokens / bucket.max_length if bucket.packed else bucket.batch
-    milliseconds = record.replay_ms if record.state == "ready" else record.eager_ms
+    milliseconds = record.device_ms if record.state == "ready" else record.eager_ms
     return items * 1e3 / milliseconds if record.serves and milliseconds else 0.0

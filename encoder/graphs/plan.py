@@ -12,10 +12,16 @@ from encoder.graphs.runner import Bucket, GraphRecord
 
 
 class BatchPlan:
-    """Made of what is known of the buckets. Packed batches are taken as they come; their forward splits them."""
+    """Made of what is known of the buckets, where there are lanes of a lane's.
+
+    Packed batches are taken as they come; their forward splits them.
+    """
 
     def __init__(self, records: Sequence[GraphRecord]) -> None:
-        serving = [record for record in records if record.serves and not record.bucket.packed]
+        lanes = max((record.bucket.lanes for record in records), default=1)
+        serving = [
+            record for record in records if record.serves and not record.bucket.packed and record.bucket.lanes == lanes
+        ]
         self._lengths = sorted({record.bucket.length for record in serving})
         largest = max((record.bucket.batch for record in serving), default=0)
         # Milliseconds of so many items, none longer than that class: [class][count].
@@ -69,4 +75,4 @@ def _takes(bucket: Bucket, count: int, length: int) -> bool:
 
 
 def _milliseconds(record: GraphRecord) -> float:
-    return (record.replay_ms if record.state == "ready" else record.eager_ms) or inf
+    return (record.device_ms if record.state == "ready" else record.eager_ms) or inf

@@ -269,7 +269,7 @@ class BucketProof:
         Eager at this size is not timed where, by what it takes at others, it cannot be the quicker one.
         """
         record = self._records[bucket]
-        if record.state != "ready" or record.replay_ms * SLOWER_THAN_EAGER <= self._answers.at_least(bucket):
+        if record.state != "ready" or record.device_ms * SLOWER_THAN_EAGER <= self._answers.at_least(bucket):
             return
         if not record.eager_ms and self._at_own_size(bucket, trial) is None:
             return
@@ -281,11 +281,12 @@ class BucketProof:
                 self._prove(bucket, again)
         if self._slower(bucket):
             record = self._records[bucket]
-            self._disable(bucket, f"replay takes {record.replay_ms:.1f} ms, eager {record.eager_ms:.1f} ms")
+            shared = f" on each of {bucket.lanes} lanes" if bucket.lanes > 1 else ""
+            self._disable(bucket, f"replay takes {record.replay_ms:.1f} ms{shared}, eager {record.eager_ms:.1f} ms")
 
     def _slower(self, bucket: Bucket) -> bool:
         record = self._records[bucket]
-        return record.state == "ready" and record.replay_ms > record.eager_ms * SLOWER_THAN_EAGER
+        return record.state == "ready" and record.device_ms > record.eager_ms * SLOWER_THAN_EAGER
 
     def _time_eager(self) -> None:
         """Runs once what will be served eager: its first request then finds it warm, or it is known not to serve."""

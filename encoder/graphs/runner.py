@@ -27,6 +27,7 @@ class Bucket:
     Fixed-size: `batch` items, texts padded to `length` tokens (0: no length, as for pictures). Packed: `tokens` in
     all, in up to `segments` pieces, none longer than `max_length`, padding included; at most `batch` of them are items.
     Where layers attend by windows, there are up to `windows` of them, none longer than `max_window`.
+    `lanes`: how many of these run side by side, each on its share of the device; 1: it has all of it.
     """
 
     batch: int
@@ -36,6 +37,7 @@ class Bucket:
     max_length: int = 0
     windows: int = 0
     max_window: int = 0
+    lanes: int = 1
 
     @property
     def packed(self) -> bool:
@@ -51,7 +53,8 @@ class Bucket:
         if self.packed:
             windows = f",windows={self.windows},max_window={self.max_window}" if self.windows else ""
             return f"tokens={self.tokens},segments={self.segments},max_length={self.max_length}{windows}"
-        return f"batch={self.batch}" + (f",length={self.length}" if self.length else "")
+        length = f",length={self.length}" if self.length else ""
+        return f"batch={self.batch}{length}" + (f",lanes={self.lanes}" if self.lanes > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ class GraphRecord:
     serves: bool = True
     worst_cosine: float | None = None
     max_abs_error: float | None = None
+
+    @property
+    def device_ms(self) -> float:
+        """What a replay takes of the whole device: those of all lanes run side by side."""
+        return self.replay_ms / self.bucket.lanes
 
 
 @dataclass(frozen=True)
@@ -111,9 +119,11 @@ NO_OPTIONS = RunnerOptions()
 
 
 class GraphRunner(ABC):
-    """Owns the forwards of one tower on one device; called from one thread."""
+    """Owns the forwards of one tower on one device; called from one thread, or one for each of a bucket's lanes."""
 
     name: ClassVar[str]
+    # Whether it can run several batches side by side, each on a share of the device.
+    has_lanes: ClassVar[bool] = False
     # Whether it serves packed batches, whose boundaries change from run to run.
     packed: ClassVar[bool] = False
 

@@ -87,6 +87,7 @@ class FormulaEngine:
         self.decodes = 0
         self.probes = 0
         self.closed = False
+        self.lanes, self.lane_batch = 1, MAX_BATCH
 
     def prepare_image(self, source: bytes | RawPixels) -> Prepared:
         self.decodes += 1
@@ -112,7 +113,9 @@ class FormulaEngine:
     def plan_batch(self, items: Sequence[Prepared | TokenizedText]) -> Sequence[int]:
         return range(len(items))
 
-    def forward(self, items: Sequence[Prepared | TokenizedText], *, tokens: bool = False) -> ForwardResult:
+    def forward(
+        self, items: Sequence[Prepared | TokenizedText], *, tokens: bool = False, alone: bool = True
+    ) -> ForwardResult:
         assert self.gate.wait(20)
         if any(isinstance(item, Prepared) and item.poison for item in items):
             raise EncoderError("the device refused this item")

@@ -378,6 +378,35 @@ class TestHealth:
             engine.gate.set()
             await stuck
 
+    async def test_a_lane_that_is_stalled_beside_one_that_works(self):
+        """Traffic through the one is no proof of the other."""
+        gates = {seed_of(data): threading.Event() for data in (b"first", b"stuck")}
+
+        class StuckInOneLane(FormulaEngine):
+            def forward(self, items, **how):
+                for item in items:
+                    gates.get(item.seed, self.gate).wait(20)
+                return super().forward(items, **how)
+
+        engine = StuckInOneLane()
+        engine.lanes, engine.lane_batch = 2, 1
+        async with serving(engine, health_period_s=60.0, health_forward_timeout_s=0.2) as (client, core):
+            first = client.EncodeImages(images(b"first"))  # it has the whole device, so that what comes must wait
+            await until(lambda: core._pipeline._batcher.longest_forward_s() > 0)
+            waiting = [client.EncodeImages(images(data)) for data in (b"stuck", b"works")]
+            await until(lambda: core._pipeline._batcher.waiting == 2)
+            gates[seed_of(b"first")].set()
+            await asyncio.gather(first, waiting[1])
+            await core.check_health()
+            await asyncio.sleep(0.25)
+            await client.EncodeImages(images(b"works too"))
+            with pytest.raises(NotReady, match="stalled"):
+                await core.check_health()
+            gates[seed_of(b"stuck")].set()
+            await waiting[0]
+            await core.check_health()
+        assert engine.probes == 0
+
     async def test_a_broken_device(self):
         engine = FormulaEngine()
         engine.probe_error = EncoderError("NaN")

@@ -3,6 +3,8 @@
 import importlib.util
 import mmap
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,11 @@ def vectors_of(engine: Engine) -> np.ndarray:
     if engine.tower == "text":
         return engine.forward([engine.prepare_text(text) for text in ("a red circle", "two stars")]).vectors
     return engine.forward([engine.prepare_image(picture) for picture in PICTURES]).vectors
+
+
+def compiled_for(engine: Engine, lanes: int) -> Any:
+    with engine._forward._runner._by_lanes[lanes].lane() as lane:  # type: ignore[attr-defined]
+        return lane.vectors.get_compiled_model()
 
 
 def entries(cache: Path) -> set[str]:
@@ -159,10 +166,66 @@ def test_threads_are_the_engines() -> None:
     try:
         torch.set_num_threads(2)  # also where the tests are given one
         engine = load(None, threads=1)
-        compiled = engine._forward._runner._request.get_compiled_model()  # type: ignore[attr-defined]
-        assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+        assert compiled_for(engine, lanes=1).get_property("INFERENCE_NUM_THREADS") == 1 and engine.lanes == 1
+        engine = load(None, threads=2, lanes=2)
+        for lanes in (1, 2):  # the threads are shared out, and none is there twice
+            compiled = compiled_for(engine, lanes)
+            assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
+            assert compiled.get_property("NUM_STREAMS") == lanes
     finally:
         torch.set_num_threads(before)
+
+
+class TestLanes:
+    @pytest.fixture(autouse=True)
+    def two_threads(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        yield
+        torch.set_num_threads(before)
+
+    @pytest.mark.parametrize("tower", ["vision", "text"])
+    def test_a_vector_is_the_same_whichever_lane_it_took(self, tmp_path: Path, tower: str) -> None:
+        plain = load(tmp_path, tower=tower, runner="eager", text_lengths=[16])
+        shared = load(tmp_path, tower=tower, lanes=2, threads=2, text_lengths=[16])
+        assert {graph.state for graph in shared.report().graphs} == {"ready"} and shared.lanes == 2
+        captions = [f"{count} {colour} circles" for colour in ("red", "blue", "green") for count in range(4)]
+        items = (
+            [plain.prepare_image(picture) for picture in PICTURES]
+            if tower == "vision"
+            else [plain.prepare_text(text) for text in captions]
+        )
+        expected = unit(plain.forward(items).vectors)
+        for places in ([0], [0, 1, 2], list(range(12))):
+            found = shared.forward([items[place] for place in places])
+            assert found.runner == "openvino"
+            assert np.abs(unit(found.vectors) - expected[places]).max() <= 1e-5
+
+    def test_lanes_do_not_write_into_each_others_rows(self, tmp_path: Path) -> None:
+        """Four threads for two lanes, each with pictures of its own, in batches of one and two, many times over."""
+        engine = load(tmp_path, lanes=2, threads=2)
+        items = [engine.prepare_image(picture) for picture in PICTURES]
+        expected, features = vectors_of(engine), engine.forward(items, tokens=True).tokens
+
+        def many(start: int) -> float:
+            worst = 0.0
+            for turn in range(25):
+                places = [start, start + 1][: 1 + turn % 2]
+                found = engine.forward([items[place] for place in places], tokens=True, alone=False)
+                worst = max(worst, float(np.abs(found.vectors - expected[places]).max()))
+                for place, ours in zip(places, found.tokens, strict=True):
+                    worst = max(worst, float(np.abs(ours - features[place]).max()))
+            return worst
+
+        with ThreadPoolExecutor(4) as threads:
+            assert max(threads.map(many, (0, 3, 6, 9))) <= 1e-4  # not of length 1; another picture's is off by 0.1
+        assert np.abs(expected[0] - expected[3]).max() > 0.1
+        counters = engine.report().counters
+        assert counters["graph_replay"] >= 100 and "eager_run" not in counters
+        assert counters["items"] == 12 + 12 + 4 * (13 + 2 * 12)
+
+    def test_only_openvino_has_them(self) -> None:
+        with pytest.raises(Unsupported, match="lanes are for OpenVINO, and this engine runs with eager"):
+            load(None, runner="eager", lanes=2, threads=2)
 
 
 class TestInt8:

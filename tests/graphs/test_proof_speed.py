@@ -8,6 +8,7 @@ import torch
 from encoder.graphs import answers, proof
 from encoder.graphs.answers import EagerAnswers
 from encoder.graphs.eager import EagerRunner
+from encoder.graphs.lanes import with_lanes
 from encoder.graphs.runner import Bucket, GraphRunner
 from encoder.models.tower import Inputs, TowerOutput
 from tests.graphs.fakes import Pictures, Recorded, Texts, packed_tower, runners
@@ -44,6 +45,20 @@ def test_a_graph_that_is_slower_than_eager_is_disabled(monkeypatch: pytest.Monke
     assert set(states(forward).values()) == {"disabled"}
     assert reasons(forward) == {"replay takes 12.0 ms, eager 10.0 ms"}
     assert forward.items_per_second() == pytest.approx(400)  # eager's: 4 items in 10 ms
+
+
+@pytest.mark.parametrize(("took", "state", "rate"), [(21.0, "ready", 2 * 2 / 0.021), (24.0, "disabled", 2 / 0.01)])
+def test_lanes_share_the_device_which_eager_has_to_itself(
+    monkeypatch: pytest.MonkeyPatch, took: float, state: str, rate: float
+) -> None:
+    """Half of 21 ms is what a replay takes of the device, where eager takes 10 ms of all of it."""
+    scripted(monkeypatch, lambda bucket, count: took if bucket.lanes == 2 else 10.0)
+    forward = forward_of(Pictures(), with_lanes([Bucket(1), Bucket(4)], 2))
+    assert states(forward) == {"batch=1": "ready", "batch=1,lanes=2": state, "batch=2,lanes=2": state}
+    assert forward.items_per_second() == pytest.approx(rate)
+    assert reasons(forward) == {""} | (
+        {"replay takes 24.0 ms on each of 2 lanes, eager 10.0 ms"} if state == "disabled" else set()
+    )
 
 
 def test_one_disturbed_measurement_disables_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
