@@ -7,6 +7,7 @@ a stream's status off its messages only, so a failed stream does have to raise.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -137,6 +138,7 @@ class PoolReplica:
             from deployments.service import EncoderCore
             from encoder.engine import Engine
 
+            gc.freeze()  # modules stay: Serve, which searches everything before a replica is ready, need not search them
             loop = asyncio.get_running_loop()
             try:
                 engine = await loop.run_in_executor(
