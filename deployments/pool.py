@@ -138,7 +138,7 @@ class PoolReplica:
             from deployments.service import EncoderCore
             from encoder.engine import Engine
 
-            gc.freeze()  # modules stay: Serve, which searches everything before a replica is ready, need not search them
+            gc.freeze()  # modules stay: what Serve searches through before a replica is ready is then the less
             loop = asyncio.get_running_loop()
             try:
                 engine = await loop.run_in_executor(
