@@ -61,14 +61,18 @@ def test_peers_are_compared_by_their_best_setting() -> None:
         {"who": "infinity", "setting": "a", "images/s": 12.0, "p50 ms": 90.0, "texts/s": 50.0},
         {"who": "infinity", "setting": "b", "images/s": 16.0, "p50 ms": 120.0, "texts/s": None},
         {"who": "infinity", "setting": "c", "images/s": float("nan"), "p50 ms": None, "texts/s": float("nan")},
+        {"who": "infinity", "setting": "int8, d", "images/s": 32.0, "p50 ms": 54.0, "texts/s": 40.0},
         {"who": "vitfleet", "setting": "bf16", "images/s": 40.0, "p50 ms": 27.0, "texts/s": 200.0},
         {"who": "vitfleet", "setting": "int8", "images/s": 72.0, "p50 ms": 15.0, "texts/s": None},
     ]
     figures = figures_of(rows)
-    assert figures["vitfleet bf16 over infinity images/s"] == 2.5
-    assert figures["vitfleet bf16 over infinity p50 ms"] == pytest.approx(0.3)
+    assert figures["vitfleet bf16 over infinity images/s"] == 1.25
+    assert figures["vitfleet bf16 over infinity p50 ms"] == pytest.approx(0.5)
     assert figures["vitfleet bf16 over infinity texts/s"] == 4.0
-    assert figures["vitfleet int8 over infinity images/s"] == 4.5
+    assert figures["vitfleet int8 over infinity images/s"] == 2.25
+    assert figures["vitfleet bf16 over infinity in floats images/s"] == 2.5
+    assert figures["vitfleet bf16 over infinity in floats p50 ms"] == pytest.approx(0.3)
+    assert figures["vitfleet int8 over infinity in floats images/s"] == 4.5
     assert "vitfleet int8 over infinity texts/s" not in figures
 
 
