@@ -246,8 +246,13 @@ async def _gather(items: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 def _item_error(error: Exception) -> EncoderError:
-    """What one item is answered with; an error that is not the project's own is logged and stays behind INTERNAL."""
+    """What one item is answered with; an error that is not the project's own is logged and stays behind INTERNAL.
+
+    It comes without its traceback, whose frames hold the item's bytes, and lead in a circle to the outcome that holds
+    the error: they would stay until Python looks for such circles, hundreds of broken pictures later.
+    """
     if isinstance(error, EncoderError):
-        return error
+        error.__cause__ = error.__context__ = None
+        return error.with_traceback(None)
     logger.error("an item failed: %s", type(error).__name__, exc_info=error)
     return EncoderError(INTERNAL_MESSAGE)

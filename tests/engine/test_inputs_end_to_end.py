@@ -4,11 +4,13 @@ The oracle reads with Pillow, flattens by the stated policies in a few lines of 
 processor and model.
 """
 
+import gc
 import io
 import json
 import struct
 from collections.abc import AsyncIterator
 from random import Random
+from types import FrameType, TracebackType
 
 import numpy as np
 import psutil
@@ -22,6 +24,7 @@ from deployments.service import EncoderCore
 from deployments.settings import parse_pool_settings
 from encoder.demo import demo_model_path
 from encoder.engine import Engine
+from encoder.errors import EncoderError
 from encoder.settings import parse_engine_settings
 from encoder.v1 import encoder_pb2 as pb
 from tests.deployments.plain_server import IDENTITY, images
@@ -124,6 +127,36 @@ async def test_get_model_returns_the_policies(core: EncoderCore) -> None:
         "frame": "first", "deep_samples": "high byte", "colour_profiles": "ignored",
     }  # fmt: skip
     assert {"mode", "resize", "interpolation", "crop", "mean", "std", "rescale_factor"} <= described.keys()
+
+
+REFUSED = {
+    "a JPEG that is cut": file_of(photo(80, 90), "JPEG")[:900],
+    "a PNG that is cut": file_of(photo(80, 90), "PNG")[:900],
+    "a broken header": file_of(photo(80, 90), "PNG")[:25] + bytes(900),
+    "a cut TIFF, in a worker": file_of(photo(80, 90), "TIFF")[:9000],
+    "no picture": bytes(900),
+    "no bytes": b"",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_refused_picture_leaves_nothing_in_circles(core: EncoderCore, name: str) -> None:
+    """Frames of a traceback that lead to their own error hold the picture's bytes until the collector comes by."""
+    request = images(REFUSED[name], REFUSED[name])
+    await core.encode_images(request)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        answer = await core.encode_images(request)
+        gc.collect()
+        held = [found for found in gc.garbage if isinstance(found, FrameType | TracebackType | EncoderError)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert [result.error.code for result in answer.results] == [3, 3]
+    assert held == []
 
 
 async def test_thousands_of_corrupt_pictures_leave_memory_as_it_was(core: EncoderCore) -> None:
