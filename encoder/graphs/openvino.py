@@ -9,8 +9,7 @@ takes one core for a moment stops the others too: 0.3 cores of other work cost i
 one forward per thread, side by side, lost 15 %. A lone item still has all threads, by a model of its own.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,18 +20,15 @@ import numpy as np
 import torch
 
 from encoder.attention.dispatch import CallTrace
-from encoder.attention.hf import attending
 from encoder.device import Device
-from encoder.graphs.ir_store import WEIGHTS, IrStore
+from encoder.graphs import conversion
+from encoder.graphs.conversion import PRECISIONS
+from encoder.graphs.ir_store import WEIGHTS
 from encoder.graphs.patch_product import patches_as_product
 from encoder.graphs.pooled_token import Split, split_at_pooled_token
 from encoder.graphs.runner import Bucket, GraphRunner
 from encoder.memory import drop_mapped_pages
 from encoder.models.tower import Inputs, TowerOutput
-
-PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
-# Part of the key of what is kept: raise it when the way of converting changes.
-CONVERSION = "1"
 
 
 @dataclass(frozen=True)
@@ -147,78 +143,15 @@ class OpenVinoRunner(GraphRunner):
         """The tower for any batch and length, in the form that is compiled."""
         import openvino
 
-        core = openvino.Core()
-        model = self._model(core, inputs)
+        converted = conversion.tower_as_model(self, openvino.Core(), inputs)
+        self._trace, self._file = converted.trace, converted.file
+        model = converted.model
         model.reshape({
             port: [-1, *(-1 if size == bucket.length else size for size in tensor.shape[1:])]
             for port, tensor in zip(model.inputs, inputs.values(), strict=True)
         })  # fmt: skip
         patches_as_product(model)
         return split_at_pooled_token(model, handed_on=PRECISIONS[self.dtype])
-
-    def _model(self, core: Any, inputs: Inputs) -> Any:
-        """The tower as OpenVINO's model: from the store where it is kept there, else converted and kept."""
-        import openvino
-
-        if self.options.cache is None or not self.options.identity:
-            return self._convert(inputs)
-        store = IrStore(self.options.cache / "openvino")
-        key = (*self.options.identity, *self._versions(), self.dispatcher.resolved.name, *self._numbers())
-        kept = store.find(key)
-        if kept is not None:
-            self._file, self._trace = kept
-            return core.read_model(self._file)
-        model = self._convert(inputs)
-        try:
-            self._file = store.keep(
-                key, lambda path: openvino.save_model(model, path, compress_to_fp16=False), self._trace
-            )
-        except OSError as error:
-            self.notes.append(f"the converted model is not kept for the next start: {error}")
-            return model
-        return core.read_model(self._file)
-
-    def _versions(self) -> tuple[str, ...]:
-        import openvino
-        import transformers
-
-        return (f"conversion {CONVERSION}", openvino.get_version(), torch.__version__, transformers.__version__)
-
-    def _numbers(self) -> tuple[str, str]:
-        """The weights that are converted have been rounded to the dtype already."""
-        return PRECISIONS[self.dtype], f"int8 {self.options.int8.digest}" if self.options.int8 else "as trained"
-
-    def _convert(self, inputs: Mapping[str, torch.Tensor]) -> Any:
-        """The tower as an OpenVINO model with open shapes; it holds float32 weights of its own, or int8 ones."""
-        import openvino
-
-        # Tracing runs the tower several times, and two items tell it as much as many.
-        few = {name: tensor[:2] for name, tensor in inputs.items()}
-        tower = self.tower
-        was = next(tower.module.parameters()).dtype
-
-        class Traced(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.module = tower.module
-
-            def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                output = tower.forward(dict(zip(few, tensors, strict=True)))
-                return tuple(part for part in output if part is not None)
-
-        try:
-            tower.module.float()
-            with torch.no_grad(), attending(self.dispatcher) as trace, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # tracing warns of every Python branch on a shape
-                model = openvino.convert_model(Traced().eval(), example_input=tuple(few.values()))
-        finally:
-            tower.module.to(was)
-        self._trace = trace
-        if self.options.int8 is None:
-            return model
-        from encoder.graphs.int8 import quantised
-
-        return quantised(model, self.tower, self.options.int8)
 
 
 def _infer(request: Any, inputs: Sequence[Any]) -> None:

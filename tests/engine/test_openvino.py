@@ -17,9 +17,9 @@ import torch
 from encoder.demo import demo_pictures
 from encoder.engine import Engine
 from encoder.errors import InvalidInput, SelfCheckFailed, Unsupported
-from encoder.graphs import proof
+from encoder.graphs import conversion, proof
 from encoder.graphs.int8 import quantised
-from encoder.graphs.openvino import OpenVinoRunner
+from encoder.graphs.runner import GraphRunner
 from encoder.identity import code_digest, source_digest
 from encoder.memory import drop_mapped_pages
 from encoder.models.tower import Tower
@@ -59,13 +59,13 @@ def entries(cache: Path) -> set[str]:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """One name for each conversion that was made."""
     made: list[str] = []
-    convert = OpenVinoRunner._convert
+    convert = conversion.convert
 
-    def counted(runner: OpenVinoRunner, inputs: Any) -> Any:
+    def counted(runner: GraphRunner, inputs: Any) -> conversion.Converted:
         made.append(runner.precision)
         return convert(runner, inputs)
 
-    monkeypatch.setattr(OpenVinoRunner, "_convert", counted)
+    monkeypatch.setattr(conversion, "convert", counted)
     return made
 
 

@@ -1,7 +1,8 @@
 """Small towers and graph runners that are right, or wrong in one way; what is proved here needs no device."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,7 @@ class Recorded(GraphRunner):
         self.runs: Counter[Bucket] = Counter()
         self.captured: list[Bucket] = []
         self.released: list[Bucket] = []
+        self.locks: defaultdict[Bucket, Lock] = defaultdict(Lock)  # a bucket's buffers are there once for all lanes
 
     @classmethod
     def unavailable(cls, device: Device) -> str | None:
@@ -109,11 +111,12 @@ class Recorded(GraphRunner):
         return 1 << 20
 
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
-        self.runs[bucket] += 1
-        self.copy_in(bucket, inputs)
-        for buffer, computed in zip(self.out[bucket], self.forward(bucket), strict=True):
-            buffer.copy_(computed)
-        handed = [self.hand_out(bucket, buffer) for buffer in self.out[bucket]]
+        with self.locks[bucket]:
+            self.runs[bucket] += 1
+            self.copy_in(bucket, inputs)
+            for buffer, computed in zip(self.out[bucket], self.forward(bucket), strict=True):
+                buffer.copy_(computed)
+            handed = [self.hand_out(bucket, buffer) for buffer in self.out[bucket]]
         return TowerOutput(*handed[: 2 if tokens else 1]), CallTrace()
 
     def release(self, bucket: Bucket) -> None:
