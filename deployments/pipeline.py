@@ -18,7 +18,7 @@ from deployments.settings import PoolSettings
 from deployments.wire import INTERNAL_MESSAGE, Overflow
 from encoder.batching import Batcher, Forwarded
 from encoder.engine import RawPixels
-from encoder.errors import EncoderError, NotReady, Overloaded
+from encoder.errors import EncoderError, NotReady, Overloaded, without_traceback
 
 if TYPE_CHECKING:
     from encoder.preprocess.text import TokenizedText
@@ -246,13 +246,8 @@ async def _gather(items: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 def _item_error(error: Exception) -> EncoderError:
-    """What one item is answered with; an error that is not the project's own is logged and stays behind INTERNAL.
-
-    It comes without its traceback, whose frames hold the item's bytes, and lead in a circle to the outcome that holds
-    the error: they would stay until Python looks for such circles, hundreds of broken pictures later.
-    """
+    """What one item is answered with; an error that is not the project's own is logged and stays behind INTERNAL."""
     if isinstance(error, EncoderError):
-        error.__cause__ = error.__context__ = None
-        return error.with_traceback(None)
+        return without_traceback(error)
     logger.error("an item failed: %s", type(error).__name__, exc_info=error)
     return EncoderError(INTERNAL_MESSAGE)

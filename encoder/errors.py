@@ -1,6 +1,8 @@
 """The project's errors. Each carries the canonical gRPC status name it is answered with; none imports grpc."""
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+AnyError = TypeVar("AnyError", bound=BaseException)
 
 
 class EncoderError(Exception):
@@ -67,3 +69,13 @@ class NotReady(EncoderError):
 
 class SelfCheckFailed(EncoderError):
     """No backend of this replica computes the right vectors."""
+
+
+def without_traceback(error: AnyError) -> AnyError:
+    """The error alone, to be kept or answered with.
+
+    The frames of its traceback hold the bytes of the request, and lead in a circle to what holds the error: they would
+    stay until Python looks for such circles, hundreds of failures later.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

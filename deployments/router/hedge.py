@@ -7,6 +7,7 @@ from deployments.router.attempts import AttemptFailed
 from deployments.router.metrics import Metrics
 from deployments.router.pools import Pool
 from deployments.router.sections import HedgeSettings
+from encoder.errors import without_traceback
 
 Attempt = Callable[[Pool], Awaitable[bytes]]
 
@@ -31,7 +32,7 @@ async def race(
                 try:
                     answer = await call
                 except AttemptFailed as error:
-                    failures.append(error)
+                    failures.append(without_traceback(error))
                 else:
                     if second is not None:
                         metrics.hedge(second.name, "lost" if call is calls[0] else "won")

@@ -19,6 +19,7 @@ from deployments.router.settings import RouterSettings
 from deployments.router.stream import StreamRelay
 from deployments.router.tokens.guard import Guard
 from deployments.router.tokens.quota import TokenRefusal
+from encoder.errors import without_traceback
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +75,9 @@ class RouterService:
             context.set_trailing_metadata(_trailers(call))
             return response
         except Exception as error:
-            failure = self._failure(error, call)
+            failure = without_traceback(self._failure(error, call))
             code = failure.code.name
+            del request  # gRPC keeps this frame, by the error that aborts, until Python's collector comes by
             await context.abort(failure.code, failure.message, (*_trailers(call), *failure.trailers()))
         finally:
             self._finish(call, code)
@@ -92,7 +94,7 @@ class RouterService:
             code = grpc.StatusCode.OK.name
             context.set_trailing_metadata(_trailers(call))
         except Exception as error:
-            failure = self._failure(error, call)
+            failure = without_traceback(self._failure(error, call))
             code = failure.code.name
             await context.abort(failure.code, failure.message, (*_trailers(call), *failure.trailers()))
         finally:

@@ -22,6 +22,7 @@ from deployments.router.gate import Gate, draining
 from deployments.router.logs import log_event
 from deployments.router.metrics import Metrics
 from deployments.router.settings import RouterSettings
+from encoder.errors import without_traceback
 from encoder.settings import TowerName
 from encoder.v1 import encoder_pb2 as pb
 
@@ -70,7 +71,7 @@ class StreamRelay:
             response = _failed(item_id, RouterError(code, f"the item cannot be parsed: {error}").status())
         except RouterError as error:
             code = error.code
-            response = _failed(item_id, error.status())
+            response = _failed(item_id, without_traceback(error).status())
         except Exception:
             code = _Code.INTERNAL
             log_event(logger, logging.ERROR, "item_failed", {"request_id": call.request_id}, trace=True)

@@ -1,6 +1,8 @@
 """Failover and retries over real sockets, and what of a pool's failure reaches the client."""
 
+import gc
 import random
+from types import FrameType
 
 import grpc
 import pytest
@@ -10,6 +12,7 @@ from grpc_status import rpc_status
 
 from deployments.router.retries import RetryBudget, pause_s
 from deployments.router.sections import RetrySettings
+from encoder.v1 import encoder_pb2 as pb
 
 from .fake_pool import REPLICA_DIED, Failure, FakePool, PoolServer
 from .harness import eventually, failure_of, fleet, images, texts
@@ -58,6 +61,42 @@ async def test_what_another_pool_may_mend_goes_to_another_pool(failure: Failure)
         assert not second.failures
         assert answer.results[0].HasField("embedding")
     assert len(first.requests) + len(second.requests) == 3
+
+
+@pytest.mark.parametrize("hedge", [None, 5_000.0])
+@pytest.mark.parametrize("method", ["EncodeImages", "EncodeStream"])
+async def test_a_failed_call_leaves_nothing_in_circles(method: str, hedge: float | None) -> None:
+    """Frames of a traceback that lead to their own error hold the request's bytes until the collector comes by."""
+    pool = FakePool("vision-a")
+    async with fleet(pool, hedge={"after_ms": hedge}) as started:
+
+        async def fail() -> None:
+            pool.failures.append(Failure(Code.INVALID_ARGUMENT, "too many"))
+            if method == "EncodeImages":
+                await failure_of(started.stub.EncodeImages(images(b"x"), timeout=10))
+            else:
+                items = iter([pb.EncodeStreamRequest(id="1", image=pb.Image(encoded=b"x"))])
+                answers = [answer async for answer in started.stub.EncodeStream(items, timeout=10)]
+                assert [answer.error.code for answer in answers] == [3]
+
+        await fail()
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(frames_of_the_router())
+            for _ in range(5):
+                await fail()
+            kept = frames_of_the_router()[before:]
+        finally:
+            gc.enable()
+    # gRPC keeps the error by which a call was ended, and so the frame that raised it, without the request.
+    assert {frame.f_code.co_name for frame in kept} <= {"_serve_unary"}
+    assert [frame for frame in kept if "request" in frame.f_locals] == []
+
+
+def frames_of_the_router() -> list[FrameType]:
+    found = [thing for thing in gc.get_objects() if isinstance(thing, FrameType)]
+    return [frame for frame in found if "deployments/router" in frame.f_code.co_filename]
 
 
 async def test_the_only_pool_is_asked_again() -> None:
