@@ -10,6 +10,7 @@ from deployments.router import logs
 from deployments.router.server import run
 from deployments.router.settings import RouterSettings, load_settings, read_settings
 from encoder.errors import InvalidInput
+from encoder.memory import keep_little
 
 EXIT_BAD_SETTINGS = 2
 
@@ -26,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = _settings(parsed.config, parsed.settings)
         logs.configure(settings.log_level, settings.access_log)
+        keep_little()
         asyncio.run(run(settings))
     except InvalidInput as error:
         print(f"error: {error}", file=sys.stderr)
