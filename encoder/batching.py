@@ -118,7 +118,7 @@ class Batcher(Generic[Item]):
         starts, NotReady after `close`, and what the forward raised for it.
         """
         if self._closed:
-            raise NotReady("this replica is shutting down: try another one")
+            raise _shutting_down()
         if len(self._waiting) >= self._max_waiting:
             raise Overloaded(f"{len(self._waiting)} items wait for the device already: try again later")
         loop = asyncio.get_running_loop()
@@ -134,17 +134,24 @@ class Batcher(Generic[Item]):
     async def call(self, function: Callable[[], Result]) -> list[Result]:
         """Runs `function` on the thread of each lane, after the forward that is under way there."""
         if self._closed:
-            raise NotReady("this replica is shutting down: try another one")
+            raise _shutting_down()
         loop = asyncio.get_running_loop()
         return list(await asyncio.gather(*(loop.run_in_executor(thread, function) for thread in self._threads)))
 
     async def close(self) -> None:
-        """Refuses what waits, lets the forwards under way end, and ends the threads."""
+        """Refuses what waits, lets the forwards under way end, and ends the threads.
+
+        Cancelled, it waits for no forward any more, and refuses what is under way; idle threads end all the same.
+        """
         self._closed = True
         for entry in self._waiting.drain():
-            _refuse(entry, NotReady("this replica is shutting down: try another one"))
+            _refuse(entry, _shutting_down())
         self._changed.set()
-        await asyncio.gather(*self._workers)
+        try:
+            await asyncio.gather(*self._workers)
+        finally:
+            for thread in self._threads:
+                thread.shutdown(wait=False)
         for thread in self._threads:
             await asyncio.get_running_loop().run_in_executor(None, thread.shutdown)
 
@@ -180,6 +187,10 @@ class Batcher(Generic[Item]):
         self._running[lane] = asyncio.get_running_loop().time()
         try:
             await self._answer(lane, batch, self._alone)
+        except asyncio.CancelledError:
+            for entry in batch:
+                _refuse(entry, _shutting_down())
+            raise
         finally:
             del self._running[lane]
             if self._alone:
@@ -196,7 +207,8 @@ class Batcher(Generic[Item]):
                 _refuse(batch[0], error)
                 return
             for entry in batch:
-                await self._answer(lane, [entry], alone)
+                if not _is_stale(entry):
+                    await self._answer(lane, [entry], alone)
             return
         features: Sequence[np.ndarray | None] = result.tokens if result.tokens else [None] * len(batch)
         for entry, vector, tokens in zip(batch, result.vectors, features, strict=True):
@@ -216,13 +228,20 @@ class Batcher(Generic[Item]):
 
     def _timed_forward(self, batch: list[_Waiting[Item]], alone: bool) -> tuple[Forwarded, float]:
         started = time.perf_counter()
-        result = self._forward([entry.item for entry in batch], alone)
+        try:
+            result = self._forward([entry.item for entry in batch], alone)
+        except StopIteration as error:  # a future takes none: whoever waits for it would wait for ever
+            raise EncoderError("the forward gave up with StopIteration") from error
         elapsed_ms = (time.perf_counter() - started) * 1e3
         if len(result.vectors) != len(batch):
             raise EncoderError(f"the forward gave {len(result.vectors)} vectors for {len(batch)} items")
         if result.tokens and len(result.tokens) != len(batch):
             raise EncoderError(f"the forward gave features of {len(result.tokens)} items for {len(batch)}")
         return result, elapsed_ms
+
+
+def _shutting_down() -> NotReady:
+    return NotReady("this replica is shutting down: try another one")
 
 
 def _refuse(entry: "_Waiting[Item]", error: Exception) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from encoder.batching import Batcher
-from encoder.errors import DeadlinePassed, InvalidInput, NotReady, Overloaded
+from encoder.errors import DeadlinePassed, EncoderError, InvalidInput, NotReady, Overloaded
 
 REFUSED = 1000
 
@@ -115,10 +115,58 @@ async def test_cancelled_and_late_items_cost_no_forward() -> None:
     await batcher.close()
 
 
-async def test_a_full_queue_refuses_and_loses_nothing() -> None:
+@pytest.mark.parametrize("gone", [2, REFUSED])
+async def test_who_goes_during_a_forward_takes_nobody_along(gone: int) -> None:
+    forward = Forward()
+    batcher = Batcher(forward, max_batch=4)
+    forward.gate.clear()
+    first, forward_of_first = asyncio.create_task(batcher.submit(0)), forward.gate
+    await until(lambda: forward.batches == [[0]])
+    rest = [asyncio.create_task(batcher.submit(item)) for item in (1, gone, 3)]
+    await until(lambda: batcher.waiting == 3)
+    forward.gate = threading.Event()
+    forward_of_first.set()
+    await until(lambda: forward.batches[1:] == [[1, gone, 3]])
+    rest[1].cancel()
+    await asyncio.sleep(0)
+    forward.gate.set()
+    async with asyncio.timeout(5):
+        rows = await asyncio.gather(first, rest[0], rest[2], batcher.submit(4))
+    assert [row.vector[0] for row in rows] == [0.0, 2.0, 6.0, 8.0] and rest[1].cancelled()
+    assert [gone] not in forward.batches  # nor is it tried again by itself
+    await batcher.close()
+
+
+async def test_who_goes_during_the_forward_that_fails_takes_nobody_along() -> None:
+    forward = Forward()
+    batcher = Batcher(forward, max_batch=4)
+    forward.gate.clear()
+    gone = asyncio.create_task(batcher.submit(REFUSED))
+    await until(lambda: forward.batches == [[REFUSED]])
+    gone.cancel()
+    await asyncio.sleep(0)
+    forward.gate.set()
+    async with asyncio.timeout(5):
+        assert (await batcher.submit(4)).vector[0] == 8.0 and gone.cancelled()
+    await batcher.close()
+
+
+async def test_an_error_that_no_future_takes_is_told_as_another() -> None:
+    def gives_up(items: Sequence[int], alone: bool) -> Result:
+        raise StopIteration
+
+    batcher = Batcher(gives_up, max_batch=4)
+    async with asyncio.timeout(5):
+        with pytest.raises(EncoderError, match="gave up with StopIteration"):
+            await batcher.submit(1)
+        await batcher.close()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+async def test_a_full_queue_refuses_and_loses_nothing(lanes: int) -> None:
     forward = Forward()
     forward.gate.clear()
-    batcher = Batcher(forward, max_batch=1, max_waiting=2)
+    batcher = Batcher(forward, max_batch=1, lanes=lanes, max_waiting=2)
     running = asyncio.create_task(batcher.submit(0))
     await until(lambda: forward.batches == [[0]])
     waiting = [asyncio.create_task(batcher.submit(i)) for i in (1, 2)]

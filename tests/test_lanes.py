@@ -1,12 +1,27 @@
 """A device with lanes: who gets the whole of it, how what waits is shared out, and that no lane waits for another."""
 
 import asyncio
+import threading
+from collections.abc import Sequence
 
 import pytest
 
 from encoder.batching import Batcher
 from encoder.errors import InvalidInput, NotReady
-from tests.test_batching import REFUSED, Forward, until
+from tests.test_batching import REFUSED, Forward, Result, until
+
+
+class Held(Forward):
+    """The forward of each of these items waits until its event is set."""
+
+    def __init__(self, *items: int) -> None:
+        super().__init__()
+        self.held = {item: threading.Event() for item in items}
+
+    def __call__(self, items: Sequence[int], alone: bool) -> Result:
+        result = super().__call__(items, alone)
+        assert all(self.held[item].wait(10) for item in items if item in self.held)
+        return result
 
 
 async def busy(batcher: Batcher[int], forward: Forward, item: int) -> "asyncio.Task[object]":
@@ -77,7 +92,7 @@ async def test_a_free_lane_takes_what_comes_while_another_is_busy() -> None:
     forward.gate.set()
     stuck.set()
     await asyncio.gather(*pair, third)
-    assert forward.batches == [[0], [1], [2]]
+    assert forward.batches == [[0], [1], [2]] and forward.alone[:2] == [False, False]
     await batcher.close()
 
 
@@ -102,6 +117,21 @@ async def test_a_lane_that_is_stuck_leaves_the_other_at_work_and_shows() -> None
     await asyncio.gather(*waiting)
     first.set()
     assert sorted(forward.batches[2:]) == [[2], [3]]
+    await batcher.close()
+
+
+async def test_the_one_that_is_stuck_shows_beside_a_younger_one() -> None:
+    forward = Held(0, 1, 2)
+    batcher = Batcher(forward, max_batch=1, lanes=2)
+    tasks = waiting_for(batcher, range(3))
+    await until(lambda: len(forward.batches) == 2)
+    await asyncio.sleep(0.1)
+    forward.held[1].set()
+    await until(lambda: len(forward.batches) == 3)
+    assert batcher.longest_forward_s() >= 0.1 and forward.alone == [False, False, False]
+    forward.held[0].set()
+    forward.held[2].set()
+    await asyncio.gather(*tasks)
     await batcher.close()
 
 
@@ -131,6 +161,26 @@ async def test_close_lets_every_lane_end() -> None:
     forward.gate.set()
     assert [(await task).vector[0] for task in tasks[:2]] == [0.0, 2.0]
     await closing
+    assert len(forward.threads) == 2 and not alive(forward)
+
+
+async def test_close_that_is_given_up_leaves_the_stuck_thread_and_nobody_waiting() -> None:
+    forward = Held(0)
+    batcher = Batcher(forward, max_batch=1, lanes=2)
+    stuck, done = waiting_for(batcher, range(2))
+    await done
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(batcher.close(), 0.1)
+    with pytest.raises(NotReady):
+        await asyncio.wait_for(stuck, 5)
+    await until(lambda: len(alive(forward)) == 1)
+    forward.held[0].set()
+    await until(lambda: not alive(forward))
+
+
+def alive(forward: Forward) -> set[int]:
+    """Threads that ran forwards and are there still."""
+    return {thread for thread in forward.threads if thread in {one.ident for one in threading.enumerate()}}
 
 
 def test_sizes_are_checked() -> None:
