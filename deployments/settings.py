@@ -106,6 +106,12 @@ class PoolSettings(BaseModel):
                 f"max_request_bytes={self.max_request_bytes} is above max_waiting_bytes={self.max_waiting_bytes}: "
                 "such a request could never be admitted"
             )
+        threads = self.engine_on_its_cpus.threads
+        if threads is not None and self.engine.lanes > threads:
+            raise ValueError(
+                f"engine.lanes={self.engine.lanes} is above the {threads} threads they share, which are "
+                f"{'num_cpus' if self.engine.threads is None else 'engine.threads'}: use fewer lanes, or more threads"
+            )
         if self.autoscaling is None:
             return self
         if self.num_replicas is not None:

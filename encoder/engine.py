@@ -305,7 +305,7 @@ class Engine:
         eager = EagerRunner(self._tower, self._dispatcher, self._device, self._dtype)
         runner = runner_type(self._tower, self._dispatcher, self._device, self._dtype, self._options)
         limits = GraphLimits(settings.max_graphs, settings.graph_memory_bytes)
-        check_lanes(runner_type, settings.lanes, torch.get_num_threads())
+        check_lanes(runner_type, settings.lanes, torch.get_num_threads(), packed=self._tower.spec.packed)
         self._forward = BucketedForward(runner, eager, with_lanes(self._all_buckets(), settings.lanes), limits)
 
     def _prepare(self, proof: StartupProof | None, progress: Progress) -> str | None:

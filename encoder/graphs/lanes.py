@@ -10,10 +10,18 @@ from encoder.errors import Unsupported
 from encoder.graphs.runner import Bucket, GraphRunner
 
 
-def check_lanes(runner: type[GraphRunner], lanes: int, threads: int) -> None:
-    """Raises Unsupported when the runner has no lanes, or there are more of them than threads."""
+def check_lanes(runner: type[GraphRunner], lanes: int, threads: int, *, packed: bool) -> None:
+    """Raises Unsupported when the runner has no lanes, or there are more of them than threads.
+
+    Nor are there any for `packed` batches: no runner that has lanes takes these, so that all would run eager, in turns.
+    """
     if lanes > 1 and not runner.has_lanes:
         raise Unsupported(f"lanes are for OpenVINO, and this engine runs with {runner.name}: leave lanes out, or say 1")
+    if lanes > 1 and packed:
+        raise Unsupported(
+            "lanes are for pictures of one size and for texts, and this model packs pictures of any: "
+            "leave lanes out, or say 1"
+        )
     if lanes > threads:
         raise Unsupported(f"{lanes} lanes cannot share {threads} threads: use fewer lanes, or more threads")
 

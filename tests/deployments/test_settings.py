@@ -44,6 +44,9 @@ def test_settings_survive_the_way_into_a_replica():
         ({"resources": {"NPU": 0}}, ["resources.NPU"]),
         ({"max_items_per_request": 2000}, ["max_items_per_request=2000", "max_waiting_items=1024"]),
         ({"max_request_bytes": 2**30}, ["max_request_bytes=1073741824", "max_waiting_bytes=536870912"]),
+        ({"engine": {"lanes": 0}}, ["engine.lanes", "greater than 0"]),
+        ({"engine": {"lanes": 2}}, ["engine.lanes=2 is above the 1 threads", "which are num_cpus: use fewer lanes"]),
+        ({"engine": {"lanes": 3, "threads": 2}, "num_cpus": 8}, ["lanes=3", "the 2 threads", "are engine.threads"]),
         ({"num_replicas": 2, "autoscaling": {}}, ["num_replicas and autoscaling exclude"]),
         (
             {"autoscaling": {"target_ongoing_requests": 8}, "max_ongoing_requests": 8},
@@ -59,6 +62,11 @@ def test_what_cannot_hold_is_refused_in_one_line(changes, words):
     assert "\n" not in str(refused.value)
     for word in words:
         assert word in str(refused.value)
+
+
+def test_lanes_are_no_more_than_the_threads_they_share():
+    assert parse(engine={"lanes": 2}, num_cpus=2).engine_on_its_cpus.lanes == 2
+    assert parse(engine={"lanes": 4, "threads": 4}, num_cpus=1).engine.lanes == 4
 
 
 def test_a_target_below_the_slots_is_taken():

@@ -1,18 +1,22 @@
 """Lanes of a device: which buckets there are, which one a batch goes through, and what is known of them."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from time import sleep
 
 import numpy as np
 import pytest
+import torch
 
+from encoder.attention.dispatch import CallTrace
 from encoder.errors import Unsupported
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.lanes import check_lanes, with_lanes
 from encoder.graphs.openvino import OpenVinoRunner
 from encoder.graphs.plan import BatchPlan
 from encoder.graphs.runner import Bucket, GraphRecord
-from encoder.models.tower import Inputs
+from encoder.models.tower import Inputs, TowerOutput
 from tests.graphs.fakes import Pictures, Recorded, Texts
 from tests.graphs.forwards import expected_pictures, expected_texts, forward_of, pictures_of, states, watched
 
@@ -48,12 +52,14 @@ def test_every_length_has_its_lone_text_and_its_shares() -> None:
 
 
 def test_lanes_need_a_runner_that_has_them_and_threads_of_their_own() -> None:
-    check_lanes(OpenVinoRunner, 2, 2)
-    check_lanes(EagerRunner, 1, 1)
+    check_lanes(OpenVinoRunner, 2, 2, packed=False)
+    check_lanes(EagerRunner, 1, 1, packed=True)
+    with pytest.raises(Unsupported, match="this model packs pictures of any"):
+        check_lanes(OpenVinoRunner, 2, 2, packed=True)
     with pytest.raises(Unsupported, match="lanes are for OpenVINO, and this engine runs with eager"):
-        check_lanes(EagerRunner, 2, 8)
+        check_lanes(EagerRunner, 2, 8, packed=False)
     with pytest.raises(Unsupported, match="3 lanes cannot share 2 threads"):
-        check_lanes(OpenVinoRunner, 3, 2)
+        check_lanes(OpenVinoRunner, 3, 2, packed=False)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +115,12 @@ def test_texts_of_both_halves_come_back_in_order() -> None:
     assert np.abs(forward.run(items).vectors - expected_texts(tower, items)).max() <= 1e-5
 
 
-def test_a_lane_whose_graph_is_wrong_is_found_out_and_its_size_runs_eager() -> None:
-    class WrongInLanes(Recorded):
-        def hand_out(self, bucket, buffer):  # type: ignore[no-untyped-def]
-            return buffer.flip(-1) if bucket.lanes == 2 else buffer.clone()
+class WrongInLanes(Recorded):
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer.flip(-1) if bucket.lanes == 2 else buffer.clone()
 
+
+def test_a_lane_whose_graph_is_wrong_is_found_out_and_its_size_runs_eager() -> None:
     tower = Pictures()
     forward = forward_of(tower, LANES, WrongInLanes)
     assert states(forward) == {
@@ -122,6 +129,29 @@ def test_a_lane_whose_graph_is_wrong_is_found_out_and_its_size_runs_eager() -> N
     items = pictures_of(6)
     found = forward.run(items)
     assert found.runner == "eager" and np.abs(found.vectors - expected_pictures(tower, items)).max() <= 1e-5
+
+
+def test_lanes_take_turns_at_eager() -> None:
+    """Its dispatcher, and the model's attention, know of one eager forward at a time."""
+
+    class OneAtATime(EagerRunner):
+        busy = False
+
+        def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
+            assert not self.busy
+            self.busy = True
+            sleep(0.05)
+            self.busy = False
+            return super().run(bucket, inputs, tokens=tokens)
+
+    tower = Pictures()
+    forward = forward_of(tower, LANES, WrongInLanes, OneAtATime)
+    items = pictures_of(6)
+    with ThreadPoolExecutor(2) as lanes:
+        found = list(lanes.map(lambda part: forward.run(part, alone=False), (items[:2], items[2:])))
+    vectors = np.concatenate([one.vectors for one in found])
+    assert [one.runner for one in found] == ["eager"] * 2 and forward.counters == {"eager_run": 2}
+    assert np.abs(vectors - expected_pictures(tower, items)).max() <= 1e-5
 
 
 def record(bucket: Bucket, replay_ms: float) -> GraphRecord:
