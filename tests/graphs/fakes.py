@@ -154,6 +154,11 @@ class WrongFeatures(Recorded):
         return buffer.clone() if buffer is self.out[bucket][0] else buffer.roll(1, dims=1)
 
 
+class GivesNoFeatures(Recorded):
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
+        return super().run(bucket, inputs)
+
+
 class RoundsApart(Recorded):
     """Its numbers are eager's, moved by more than graphs may differ: in the first component."""
 
@@ -161,6 +166,12 @@ class RoundsApart(Recorded):
 
     def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
         return buffer + torch.tensor(self.by[: buffer.shape[-1]])
+
+
+class RoundsOneComponent(RoundsApart):
+    """By too little for the cosine to tell."""
+
+    by = (3e-4, 0, 0, 0, 0)
 
 
 class RoundsApartEverywhere(RoundsApart):

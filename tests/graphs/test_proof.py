@@ -63,6 +63,8 @@ FAULTS: list[tuple[type[Recorded], str, str, int]] = [
     (fakes.HandsOutItsFeatures, "packed", "a later replay changed vectors that were given away: features: ", 3),
     (fakes.WrongFeatures, "pictures", "replay differs from eager: features: cosine", 3),
     (fakes.WrongFeatures, "packed", "replay differs from eager: features: cosine", 3),
+    (fakes.GivesNoFeatures, "pictures", "replay differs from eager: features of 0 items, not of ", 3),
+    (fakes.RoundsOneComponent, "pictures", "replay differs from eager: cosine 1.000000, max error ", 3),
     (fakes.ShiftsRows, "pictures", "replay differs from eager: cosine", 2),
     (fakes.GivesNan, "pictures", "replay differs from eager: cosine nan", 3),
     (fakes.FailsAtReplay, "pictures", "replay failed: update() must come before each replay", 3),
