@@ -87,6 +87,29 @@ def test_a_lone_item_goes_through_the_whole_device_and_others_through_lanes(
     assert forward.counters == {"graph_replay": sum(taken.values())}
 
 
+def test_what_the_whole_device_takes_is_no_size_of_a_lane() -> None:
+    """The one bucket there is, of eight, becomes four for each of two lanes."""
+    tower = Pictures()
+    forward, runner = watched(tower, with_lanes([Bucket(8)], 2))
+    items = pictures_of(8)
+    found = forward.run(items, alone=False)
+    assert forward.largest == 4 and Counter(str(bucket) for bucket, _ in runner.given) == {"batch=4,lanes=2": 2}
+    assert np.abs(found.vectors - expected_pictures(tower, items)).max() <= 1e-5
+
+
+def test_no_lane_is_left_out_of_the_counters() -> None:
+    class Slow(Counter[str]):
+        def __setitem__(self, name: str, count: int) -> None:
+            sleep(0.005)  # here the other lane reads what this one has not written yet
+            super().__setitem__(name, count)
+
+    forward = forward_of(Pictures(), LANES)
+    forward._counters = Slow()
+    with ThreadPoolExecutor(2) as lanes:
+        list(lanes.map(lambda seed: forward.run(pictures_of(1, seed), alone=False), range(10)))
+    assert forward.counters == {"graph_replay": 10}
+
+
 def test_a_batch_that_is_alone_runs_side_by_side() -> None:
     """Each half waits for the other to be under way."""
     both = Barrier(2, timeout=20)
