@@ -142,6 +142,13 @@ class HandsOutItsBuffer(Recorded):
         return buffer
 
 
+class HandsOutItsVectors(Recorded):
+    """The features are copies, the vectors are not."""
+
+    def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer if buffer is self.out[bucket][0] else buffer.clone()
+
+
 class HandsOutItsFeatures(Recorded):
     """The vectors are copies, the features are not."""
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from threading import enumerate as enumerate_threads
 from time import sleep
 
 import numpy as np
@@ -129,6 +130,28 @@ def test_a_batch_that_is_alone_runs_side_by_side() -> None:
     found = forward.run(items, tokens=True)
     assert np.abs(found.vectors - expected_pictures(tower, items)).max() <= 1e-5
     assert len(found.tokens) == 3 and found.runner == "recorded"
+
+
+def test_both_halves_name_their_runner() -> None:
+    class RightAtFour(Recorded):
+        def hand_out(self, bucket: Bucket, buffer: torch.Tensor) -> torch.Tensor:
+            return buffer.clone() if bucket.batch == 4 else buffer.flip(-1)
+
+    tower = Pictures()
+    forward = forward_of(tower, LANES, RightAtFour)
+    items = pictures_of(3)  # two in the bucket of four, and one for which that is too large
+    found = forward.run(items)
+    assert found.runner == "eager+recorded" and forward.counters == {"graph_replay": 1, "eager_run": 1}
+    assert np.abs(found.vectors - expected_pictures(tower, items)).max() <= 1e-5
+
+
+def test_release_ends_the_threads_of_the_lanes() -> None:
+    before = set(enumerate_threads())
+    forward = forward_of(Pictures(), LANES)
+    forward.run(pictures_of(4))
+    mine = set(enumerate_threads()) - before
+    forward.release()
+    assert mine and not any(thread.is_alive() for thread in mine)
 
 
 def test_texts_of_both_halves_come_back_in_order() -> None:

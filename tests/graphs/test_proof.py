@@ -59,6 +59,8 @@ FAULTS: list[tuple[type[Recorded], str, str, int]] = [
     (fakes.LosesItsWorkSpace, "packed", "replay differs from eager: cosine", 2),
     (fakes.HandsOutItsBuffer, "pictures", "a later replay changed vectors that were given away", 3),
     (fakes.HandsOutItsBuffer, "packed", "a later replay changed vectors that were given away", 3),
+    (fakes.HandsOutItsVectors, "pictures", "a later replay changed vectors that were given away: cosine", 3),
+    (fakes.HandsOutItsVectors, "packed", "a later replay changed vectors that were given away: cosine", 3),
     (fakes.HandsOutItsFeatures, "pictures", "a later replay changed vectors that were given away: features: ", 3),
     (fakes.HandsOutItsFeatures, "packed", "a later replay changed vectors that were given away: features: ", 3),
     (fakes.WrongFeatures, "pictures", "replay differs from eager: features: cosine", 3),
