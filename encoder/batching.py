@@ -8,6 +8,7 @@ again item by item, so that one bad item fails alone.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import numpy as np
 from encoder.errors import DeadlinePassed, EncoderError, NotReady, Overloaded
 from encoder.fair_queue import FairQueue
 
+logger = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -171,10 +173,20 @@ class Batcher(Generic[Item]):
                 self._waiting.take(stale)
                 continue
             entries = [entry for _, entry in candidates]
-            places = self._plan([entry.item for entry in entries]) if self._plan else range(len(entries))
+            places = self._places([entry.item for entry in entries])
             self._waiting.take(candidates[place] for place in places)
             return [entries[place] for place in places]
         return []
+
+    def _places(self, items: Sequence[Item]) -> Sequence[int]:
+        if self._plan is None:
+            return range(len(items))
+        try:
+            return self._plan(items)
+        except Exception:
+            # Without a plan vectors are as right; a lane that ends would leave everybody waiting.
+            logger.exception("the plan of a batch failed: %d items go together", len(items))
+            return range(len(items))
 
     def _share(self) -> int:
         """How many of those that wait are for one of the lanes that are free."""

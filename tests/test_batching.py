@@ -249,3 +249,23 @@ async def test_the_plan_says_what_goes_together() -> None:
     assert forward.batches == [[0], [1, 3], [2, 4, 6], [5]] and seen[1:] == [[1, 2, 3, 4], [2, 4, 5, 6], [5]]
     assert [row.vector[0] for row in rows] == [2.0 * i for i in range(7)]
     await batcher.close()
+
+
+async def test_a_plan_that_fails_is_logged_and_everything_goes_together(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(items: Sequence[int]) -> list[int]:
+        raise KeyError("no such length")
+
+    forward = Forward()
+    forward.gate.clear()
+    batcher = Batcher(forward, max_batch=4, plan=broken)
+    first = asyncio.create_task(batcher.submit(0))
+    await until(lambda: forward.batches == [[0]])
+    rest = [asyncio.create_task(batcher.submit(i)) for i in (1, 2, 3)]
+    await until(lambda: batcher.waiting == 3)
+    forward.gate.set()
+    rows = await asyncio.gather(first, *rest)
+    assert [row.vector[0] for row in rows] == [0.0, 2.0, 4.0, 6.0] and forward.batches == [[0], [1, 2, 3]]
+    assert {record.getMessage() for record in caplog.records} == {
+        "the plan of a batch failed: 1 items go together", "the plan of a batch failed: 3 items go together",
+    }  # fmt: skip
+    await batcher.close()

@@ -128,6 +128,8 @@ class OpenVinoRunner(GraphRunner):
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.dtype],
             "NUM_STREAMS": lanes,
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            # By itself it ties its threads to the first processors: those of all replicas of a node to the same ones.
+            "ENABLE_CPU_PINNING": False,
         }
         vectors, features = (
             core.compile_model(part, "CPU", settings) if part is not None else None

@@ -2,6 +2,7 @@
 
 import importlib.util
 import mmap
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -226,6 +227,15 @@ class TestLanes:
     def test_only_openvino_has_them(self) -> None:
         with pytest.raises(Unsupported, match="lanes are for OpenVINO, and this engine runs with eager"):
             load(None, runner="eager", lanes=2, threads=2)
+
+
+def test_no_thread_is_tied_to_a_processor() -> None:
+    """Else the replicas of a node would all compute on its first ones."""
+    engine = load(None)
+    vectors_of(engine)
+    assert compiled_for(engine, lanes=1).get_property("ENABLE_CPU_PINNING") is False
+    allowed = {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+    assert len(allowed) > 1 and set(map(frozenset, allowed.values())) == {frozenset(os.sched_getaffinity(0))}
 
 
 class TestInt8:
