@@ -22,7 +22,7 @@ from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backe
 from encoder.calibration import calibration_of
 from encoder.device import Device, open_device
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
-from encoder.graphs.bucketed import BucketedForward
+from encoder.graphs.bucketed import BucketedForward, together
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.lanes import check_lanes, with_lanes
 from encoder.graphs.packing import packed_buckets
@@ -187,14 +187,14 @@ class Engine:
         with self._lock:
             self._counters["batches"] += len(parts)
             self._counters["items"] += len(items)
-        reasons = {part.trace.reason for part in parts} - {None}
+        encoded = together(parts)
         return ForwardResult(
-            vectors=np.concatenate([part.vectors for part in parts]),
+            vectors=encoded.vectors,
             attention_backend=self.resolved.name,
             runner=parts[-1].runner,
-            fallback_reason="; ".join(sorted(str(reason) for reason in reasons)) or None,
+            fallback_reason=encoded.trace.reason,
             forward_ms=(time.perf_counter() - started) * 1e3,
-            tokens=[features for part in parts for features in part.tokens],
+            tokens=encoded.tokens,
         )
 
     def probe(self) -> None:
