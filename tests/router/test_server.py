@@ -120,9 +120,13 @@ async def test_reflection_can_be_turned_off() -> None:
 async def test_metrics_are_served_and_count() -> None:
     pool = FakePool("vision-cpu", fallback_reason="mask need causal")
     async with fleet(pool, metrics_port=0, health={"interval_s": 600.0}) as started:
+        probed = len(pool.probes)
         pool.failures.append(Failure(Code.UNAVAILABLE))
         for _ in range(3):
             await started.stub.EncodeImages(images(b"x", b"y"), timeout=10)
+        # The failure is followed by one probe, which is an item at the pool too.
+        speed = started.state("vision-cpu").speed
+        await eventually(lambda: len(pool.probes) > probed and speed.in_flight == 0)
         await failure_of(started.stub.EncodeImages(images(), timeout=10))
         call = started.stub.EncodeStream(iter([image_item("a", b"x"), pb.EncodeStreamRequest(id="b")]), timeout=10)
         assert len([answer async for answer in call]) == 2
