@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PROTO := proto/encoder/v1/encoder.proto
 PROTO_OUT ?= .
 # Files of tests that run side by side, each with one torch thread: several, which wait for each other by spinning, take
-# three times the CPU time there. Ray's replicas, niced by 15 else, would starve beside the other file.
+# three times the CPU time there.
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -36,7 +36,7 @@ serve: $(READY) ## serve the demo model on this machine until Ctrl-C
 
 test: lint types ## every check and every test
 	@echo "running the tests, $(TEST_JOBS) at a time"
-	@OMP_NUM_THREADS=1 RAY_worker_niceness=0 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-quick: $(READY) ## the tests that start no Ray
 	@$(BIN)/python -m pytest -m "not serve and not long and not fleet"
@@ -44,9 +44,8 @@ test-quick: $(READY) ## the tests that start no Ray
 test-long: $(READY) ## models of real size on the simulated NPU (many minutes)
 	@$(BIN)/python -m pytest -m long
 
-# Ray runs replicas at niceness 15, where they starve beside anything else.
 test-fleet: $(READY) ## fleets on this machine that lose processes under load (minutes)
-	@RAY_worker_niceness=0 $(BIN)/python -m pytest -m fleet tests/fleet
+	@$(BIN)/python -m pytest -m fleet tests/fleet
 
 fuzz: $(READY) ## hostile pictures and requests for MINUTES=5 (SEED=n repeats a run)
 	@$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),5) $(if $(SEED),--seed $(SEED))

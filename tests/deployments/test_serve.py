@@ -245,6 +245,7 @@ class TestReplicas:
         ours = {process.pid for process in fleet.processes()}
         assert {report.pid for report in found} <= ours and len({report.pid for report in found}) == 2
         for report in found:
+            assert psutil.Process(report.pid).nice() == psutil.Process().nice()
             assert (report.pool, report.model, report.tower) == (VISION, "demo", pb.TOWER_VISION)
             assert report.host and report.node and report.backend.name and report.self_checks
             assert report.versions["ray"] == "2.60.0" and report.compute_dtype == "float32"

@@ -99,7 +99,7 @@ def test_stock_environment_turns_the_replicas_own_ports_off():
 
 def test_no_port_of_serves_own_is_left_to_its_default():
     """Against Ray's own source: two fleets on one machine must share none."""
-    source = serve_constants()
+    source = ray_source("serve/_private/constants.py")
     named = set(re.findall(r'"(RAY_SERVE_\w*(?:HAPROXY|INGRESS|FALLBACK)\w*_PORT)"', source))
     assert len(named) == 8
     assert named - set(serve_environment(ServeSettings(), PORTS, Path("/x"))) == set()
@@ -107,16 +107,16 @@ def test_no_port_of_serves_own_is_left_to_its_default():
 
 def test_every_variable_is_one_that_serve_reads():
     """Against Ray's own source: a misspelt variable would be ignored in silence."""
-    source = serve_constants()
+    source = ray_source("serve/_private/constants.py") + ray_source("_private/ray_constants.py")
     names = set(serve_environment(ServeSettings(), PORTS, Path("/x")))
     names |= set(serve_environment(ServeSettings(proxy="stock"), None, None))
     assert [name for name in sorted(names) if f'"{name}"' not in source] == []
 
 
-def serve_constants() -> str:
+def ray_source(file: str) -> str:
     ray = find_spec("ray")
     assert ray is not None and ray.origin is not None
-    return (Path(ray.origin).parent / "serve" / "_private" / "constants.py").read_text()
+    return (Path(ray.origin).parent / file).read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """What is left of preprocessing for the device gives the same bits as on the host, whichever way it comes."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -30,8 +34,37 @@ def test_tensors_and_arrays_are_normalised_alike(mode: Mode) -> None:
     expected = written_out(transform, LEVELS)
     assert np.array_equal(transform.normalize(LEVELS), expected)
     given = torch.from_numpy(LEVELS)
-    assert np.array_equal(transform.normalize_tensor(given).numpy(), expected)
-    assert np.array_equal(given.numpy(), LEVELS)  # what came in is left as it was
+    for by in (transform.normalize_tensor, transform.normalize_on_device):
+        assert np.array_equal(by(given).numpy(), expected)
+        assert np.array_equal(given.numpy(), LEVELS)  # what came in is left as it was
+
+
+_COUNT_THREADS = """
+import os, sys
+import numpy as np, torch
+from encoder.preprocess.transform import ImageTransform
+from tests.support.checkpoints import PREPROCESSOR
+torch.set_num_threads(2)
+transform = ImageTransform.from_config(PREPROCESSOR, sys.argv[1])
+levels = np.zeros((8, 3, 224, 224), np.uint8)
+counted = lambda: len(os.listdir("/proc/self/task"))
+before = counted()
+transform.normalize(levels), transform.normalize_tensor(torch.from_numpy(levels))
+print(counted() - before, end=" ")
+transform.normalize_on_device(torch.from_numpy(levels))
+print(counted() - before)
+"""
+
+
+@pytest.mark.parametrize("mode", ["torch", "pil"])
+def test_the_host_normalises_in_one_thread(mode: str) -> None:
+    """torch's others would spin in the way of a forward on threads that are not torch's."""
+    command = [sys.executable, "-c", _COUNT_THREADS, mode]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    host, device = map(int, done.stdout.split())
+    assert host == 0
+    assert device > 0  # so the count would have shown it
 
 
 def test_without_a_mean_it_is_scaled_and_floats_are_not_touched() -> None:
@@ -39,8 +72,9 @@ def test_without_a_mean_it_is_scaled_and_floats_are_not_touched() -> None:
     assert np.array_equal(plain.normalize(LEVELS), LEVELS.astype(np.float32) * np.float32(1 / 255))
     floats = torch.rand(2, 3, 4, 4)
     kept = floats.clone()
-    plain.normalize_tensor(floats)
-    assert torch.equal(floats, kept)
+    for by in (plain.normalize_tensor, plain.normalize_on_device):
+        assert torch.equal(by(floats), kept * np.float32(1 / 255))
+        assert torch.equal(floats, kept)
 
 
 @pytest.mark.parametrize("mode", ["torch", "pil"])
