@@ -1,7 +1,8 @@
-"""A tower as OpenVINO's model: traced once, through the same dispatcher as eager, and kept for the next start."""
+"""A tower as OpenVINO's model, in the form that is compiled: traced once, through the same dispatcher as eager, and
+kept for the next start."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,38 +12,56 @@ import torch
 from encoder.attention.dispatch import CallTrace
 from encoder.attention.hf import attending
 from encoder.graphs.ir_store import IrStore
+from encoder.graphs.mlp_slices import SLICE_BYTES, slice_mlps
+from encoder.graphs.patch_product import patches_as_product
 from encoder.graphs.runner import GraphRunner
 from encoder.models.tower import Inputs
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 # Part of the key of what is kept: raise it when the way of converting changes.
-CONVERSION = "1"
+CONVERSION = "2"
 
 
 @dataclass(frozen=True)
 class Converted:
-    """OpenVINO's model with open shapes, what its attention calls did when it was traced, and where it is kept."""
+    """OpenVINO's model for any batch and text length, its attention calls when it was traced, and where it is kept."""
 
     model: Any
     trace: CallTrace
     file: Path | None = None
 
 
-def tower_as_model(runner: GraphRunner, core: Any, inputs: Inputs) -> Converted:
+def tower_as_model(runner: GraphRunner, core: Any, inputs: Inputs, length: int) -> Converted:
     """From the store where it is kept there, else converted and kept; `inputs` as the tower's forward takes them.
 
-    What speaks against keeping it is added to the runner's notes.
+    length: that of the inputs' bucket, 0 where items have none: sizes like it are left open. What speaks against
+    keeping the model is added to the runner's notes.
     """
+    return _kept(runner, core, "whole", lambda: convert(runner, inputs, length))
+
+
+def sliced(runner: GraphRunner, core: Any, whole: Converted) -> Converted:
+    """The same with its MLPs in slices, which is kept too: its weights need not stay in memory then."""
+
+    def cut() -> Converted:
+        model = whole.model.clone()
+        slice_mlps(model)
+        return Converted(model, whole.trace)
+
+    return _kept(runner, core, f"slices of {SLICE_BYTES}", cut)
+
+
+def _kept(runner: GraphRunner, core: Any, form: str, make: Callable[[], Converted]) -> Converted:
     import openvino
 
     options = runner.options
     if options.cache is None or not options.identity:
-        return convert(runner, inputs)
+        return make()
     store = IrStore(options.cache / "openvino")
-    key = (*options.identity, *_versions(), runner.dispatcher.resolved.name, *_numbers(runner))
+    key = (*options.identity, *_versions(), runner.dispatcher.resolved.name, *_numbers(runner), form)
     kept = store.find(key)
     if kept is None:
-        made = convert(runner, inputs)
+        made = make()
         try:
             file = store.keep(
                 key, lambda path: openvino.save_model(made.model, path, compress_to_fp16=False), made.trace
@@ -55,8 +74,8 @@ def tower_as_model(runner: GraphRunner, core: Any, inputs: Inputs) -> Converted:
     return Converted(core.read_model(file), trace, file)
 
 
-def convert(runner: GraphRunner, inputs: Mapping[str, torch.Tensor]) -> Converted:
-    """It holds float32 weights of its own, or int8 ones."""
+def convert(runner: GraphRunner, inputs: Mapping[str, torch.Tensor], length: int) -> Converted:
+    """See `tower_as_model`; it holds float32 weights of its own, or int8 ones."""
     import openvino
 
     # Tracing runs the tower several times, and two items tell it as much as many.
@@ -80,6 +99,11 @@ def convert(runner: GraphRunner, inputs: Mapping[str, torch.Tensor]) -> Converte
             model = openvino.convert_model(Traced().eval(), example_input=tuple(few.values()))
     finally:
         tower.module.to(was)
+    model.reshape({
+        port: [-1, *(-1 if size == length else size for size in tensor.shape[1:])]
+        for port, tensor in zip(model.inputs, inputs.values(), strict=True)
+    })  # fmt: skip
+    patches_as_product(model)
     if runner.options.int8 is not None:
         from encoder.graphs.int8 import quantised
 

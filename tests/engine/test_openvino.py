@@ -16,16 +16,19 @@ import pytest
 import torch
 
 from encoder.demo import demo_pictures
+from encoder.devices import cpu
 from encoder.engine import Engine
 from encoder.errors import InvalidInput, SelfCheckFailed, Unsupported
 from encoder.graphs import conversion, proof
 from encoder.graphs.int8 import quantised
+from encoder.graphs.openvino import Form
 from encoder.graphs.runner import GraphRunner
 from encoder.identity import code_digest, source_digest
 from encoder.memory import drop_mapped_pages
 from encoder.models.tower import Tower
 from encoder.settings import EngineSettings
-from tests.support.checkpoints import unit, worst_cosine
+from tests.support.checkpoints import VIT_B_32, unit, worst_cosine, write_clip
+from tests.support.clip_vocab import clip_tokenizer_folder
 
 PICTURES = [path.read_bytes() for path in demo_pictures()]
 
@@ -47,8 +50,13 @@ def vectors_of(engine: Engine) -> np.ndarray:
     return engine.forward([engine.prepare_image(picture) for picture in PICTURES]).vectors
 
 
+def forms(engine: Engine) -> dict[Form, Any]:
+    found: dict[Form, Any] = engine._forward._runner._compiled  # type: ignore[attr-defined]
+    return found
+
+
 def compiled_for(engine: Engine, lanes: int) -> Any:
-    with engine._forward._runner._by_lanes[lanes].lane() as lane:  # type: ignore[attr-defined]
+    with forms(engine)[Form(lanes, sliced=False)].lane() as lane:
         return lane.vectors.get_compiled_model()
 
 
@@ -62,9 +70,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     convert = conversion.convert
 
-    def counted(runner: GraphRunner, inputs: Any) -> conversion.Converted:
+    def counted(runner: GraphRunner, inputs: Any, length: int) -> conversion.Converted:
         made.append(runner.precision)
-        return convert(runner, inputs)
+        return convert(runner, inputs, length)
 
     monkeypatch.setattr(conversion, "convert", counted)
     return made
@@ -175,6 +183,73 @@ def test_threads_are_the_engines() -> None:
             assert compiled.get_property("NUM_STREAMS") == lanes
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One layer of ViT-B/32, 50 tokens a picture, and one of its text tower."""
+    parts = {part: {**VIT_B_32[part], "num_hidden_layers": 1} for part in ("vision_config", "text_config")}  # type: ignore[dict-item]
+    folder = write_clip(tmp_path_factory.mktemp("wide"), VIT_B_32 | parts)
+    for file in clip_tokenizer_folder().iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+class TestSlices:
+    """On a processor with AMX, batches of many rows are computed with MLPs in slices."""
+
+    WHOLE, SLICED = Form(1, sliced=False), Form(1, sliced=True)
+
+    @pytest.fixture
+    def with_amx(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu, "_processor", lambda: ("a processor", {"avx512_bf16", "amx_bf16", "amx_int8"}))
+
+    def open(self, wide: Path, cache: Path | None, **values: object) -> Engine:
+        return load(cache, **{"model": str(wide), "dtype": "bfloat16", "buckets": [1, 11, 12, 16], **values})
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_large_batches_are(self, wide: Path, tmp_path: Path, conversions: list[str]) -> None:
+        first, second = (self.open(wide, tmp_path) for _ in range(2))
+        assert conversions == ["bfloat16"] and len(entries(tmp_path)) == 2  # whole and in slices, kept for the second
+        for engine in (first, second):
+            in_form = {form: {bucket.batch for bucket in found.buckets} for form, found in forms(engine).items()}
+            assert in_form == {self.WHOLE: {1, 11}, self.SLICED: {12, 16}}  # 550 rows, and 600
+            assert {graph.state for graph in engine.report().graphs} == {"ready"}
+        eager = self.open(wide, None, runner="eager")
+        items = [first.prepare_image(picture) for picture in (PICTURES * 16)[:16]]
+        right = unit(eager.forward(items).vectors)
+        found = [unit(engine.forward(items).vectors) for engine in (first, second)]
+        assert np.array_equal(*found)
+        assert worst_cosine(found[0], right) >= 0.9999
+        alone = np.concatenate([unit(first.forward([item]).vectors) for item in items])
+        assert worst_cosine(found[0], alone) >= 0.9999
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_their_model_goes_with_the_last_of_its_buckets(self, wide: Path) -> None:
+        engine = self.open(wide, None)
+        runner = engine._forward._runner  # type: ignore[attr-defined]
+        for bucket in list(forms(engine)[self.SLICED].buckets):
+            assert self.SLICED in forms(engine)
+            runner.release(bucket)
+        assert set(forms(engine)) == {self.WHOLE}
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_texts_by_the_length_of_their_bucket(self, wide: Path) -> None:
+        engine = self.open(wide, None, tower="text", buckets=[8], text_lengths=[64, 77])
+        in_form = {form: {bucket.length for bucket in found.buckets} for form, found in forms(engine).items()}
+        assert in_form == {self.WHOLE: {64}, self.SLICED: {77}}  # 512 rows, and 616
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_none_in_float32(self, wide: Path) -> None:
+        assert set(forms(self.open(wide, None, dtype="float32"))) == {self.WHOLE}
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_none_of_a_small_model(self) -> None:
+        assert set(forms(load(None, dtype="bfloat16", buckets=[32]))) == {self.WHOLE}
+
+    def test_none_elsewhere(self, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu, "_processor", lambda: ("a processor", {"avx512_bf16"}))
+        assert set(forms(self.open(wide, None))) == {self.WHOLE}
 
 
 class TestLanes:
