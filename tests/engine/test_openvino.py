@@ -200,20 +200,30 @@ class TestSlices:
 
     WHOLE, SLICED = Form(1, sliced=False), Form(1, sliced=True)
 
+    @pytest.fixture(autouse=True)
+    def threads_as_they_were(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        yield
+        torch.set_num_threads(before)
+
     @pytest.fixture
     def with_amx(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu, "_processor", lambda: ("a processor", {"avx512_bf16", "amx_bf16", "amx_int8"}))
 
     def open(self, wide: Path, cache: Path | None, **values: object) -> Engine:
-        return load(cache, **{"model": str(wide), "dtype": "bfloat16", "buckets": [1, 11, 12, 16], **values})
+        return load(
+            cache, **{"model": str(wide), "dtype": "bfloat16", "threads": 2, "buckets": [1, 11, 12, 16], **values}
+        )
+
+    def batches(self, engine: Engine) -> dict[Form, set[int]]:
+        return {form: {bucket.batch for bucket in found.buckets} for form, found in forms(engine).items()}
 
     @pytest.mark.usefixtures("with_amx")
     def test_large_batches_are(self, wide: Path, tmp_path: Path, conversions: list[str]) -> None:
         first, second = (self.open(wide, tmp_path) for _ in range(2))
         assert conversions == ["bfloat16"] and len(entries(tmp_path)) == 2  # whole and in slices, kept for the second
         for engine in (first, second):
-            in_form = {form: {bucket.batch for bucket in found.buckets} for form, found in forms(engine).items()}
-            assert in_form == {self.WHOLE: {1, 11}, self.SLICED: {12, 16}}  # 550 rows, and 600
+            assert self.batches(engine) == {self.WHOLE: {1, 11}, self.SLICED: {12, 16}}  # 275 rows a thread, and 300
             assert {graph.state for graph in engine.report().graphs} == {"ready"}
         eager = self.open(wide, None, runner="eager")
         items = [first.prepare_image(picture) for picture in (PICTURES * 16)[:16]]
@@ -223,6 +233,15 @@ class TestSlices:
         assert worst_cosine(found[0], right) >= 0.9999
         alone = np.concatenate([unit(first.forward([item]).vectors) for item in items])
         assert worst_cosine(found[0], alone) >= 0.9999
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_one_thread_has_no_other_model(self, wide: Path) -> None:
+        assert self.batches(self.open(wide, None, threads=1)) == {self.SLICED: {1, 11, 12, 16}}
+
+    @pytest.mark.usefixtures("with_amx")
+    def test_nor_have_lanes(self, wide: Path) -> None:
+        found = self.batches(self.open(wide, None, lanes=2, buckets=[1, 4]))
+        assert found == {self.WHOLE: {1}, Form(2, sliced=True): {1, 2}}
 
     @pytest.mark.usefixtures("with_amx")
     def test_their_model_goes_with_the_last_of_its_buckets(self, wide: Path) -> None:
@@ -237,7 +256,7 @@ class TestSlices:
     def test_texts_by_the_length_of_their_bucket(self, wide: Path) -> None:
         engine = self.open(wide, None, tower="text", buckets=[8], text_lengths=[64, 77])
         in_form = {form: {bucket.length for bucket in found.buckets} for form, found in forms(engine).items()}
-        assert in_form == {self.WHOLE: {64}, self.SLICED: {77}}  # 512 rows, and 616
+        assert in_form == {self.WHOLE: {64}, self.SLICED: {77}}  # 256 rows a thread, and 308
 
     @pytest.mark.usefixtures("with_amx")
     def test_none_in_float32(self, wide: Path) -> None:
