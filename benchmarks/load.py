@@ -112,7 +112,9 @@ def row_of(plan: Plan, ledger: Ledger, took: float, cores: Mapping[str, float]) 
     """The figures of one load; `cores`: processor seconds a second, by role."""
     latency = np.array(ledger.latency or [float("nan")]) * 1e3
     answers = max(1, len(ledger.at))
-    if plan.rate or len(ledger.at) >= FEW:
+    # Of a single burst the slope would be that of its answers, which took their time before it.
+    lasting = len(ledger.at) >= FEW and ledger.at[-1] - ledger.at[0] >= took / 2
+    if plan.rate or lasting:
         rate = slope(ledger.at, ledger.items) if len(ledger.at) > 1 else sum(ledger.items) / took
     else:  # of a closed loop: what is under way over how long it takes
         rate = plan.clients * plan.items / float(np.mean(latency)) * 1e3

@@ -116,7 +116,17 @@ def not_run(documents: Mapping[str, Document]) -> str:
     return "\n".join(lines) or "Nothing was left out."
 
 
-def page(documents: Mapping[str, Document], plots: Mapping[str, Sequence[str]]) -> str:
+def other_machines(folder: Path) -> str:
+    """A line for each folder below that holds a page of its own."""
+    lines = []
+    for path in sorted(folder.glob("*/README.md")):
+        documents = [document for name, document in read(path.parent).items() if name in SECTIONS]
+        told = f": {machine(documents[0])}" if documents else ""
+        lines.append(f"- [{path.parent.name}]({path.parent.name}/README.md){told}")
+    return "\n".join(lines)
+
+
+def page(documents: Mapping[str, Document], plots: Mapping[str, Sequence[str]], others: str = "") -> str:
     """The whole page."""
     own = {name: document for name, document in documents.items() if name in SECTIONS}
     first = next(iter(own.values()), None)
@@ -129,6 +139,7 @@ def page(documents: Mapping[str, Document], plots: Mapping[str, Sequence[str]]) 
         "## How to repeat it",
         "`make bench` runs all but the peers, `make bench-peers` the peers (it installs them into `.cache/peers`), and "
         "`python -m benchmarks.NAME --help` names the options of one. Leave the machine alone meanwhile.",
+        *(["## Other machines", others] if others else []),
         *_where_time_goes(own.get("serve")),
         "## What was not run",
         not_run(documents),
@@ -170,7 +181,7 @@ def write(folder: Path) -> Path:
     documents = read(folder)
     path = folder / "README.md"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(documents, draw(documents, folder)))
+    path.write_text(page(documents, draw(documents, folder), other_machines(folder)))
     return path
 
 

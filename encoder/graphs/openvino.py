@@ -100,7 +100,7 @@ class OpenVinoRunner(GraphRunner):
     def capture(self, bucket: Bucket, inputs: Inputs) -> int:
         # What a shape needs beside the model is made by its first run, which its proof is.
         if not self._models:
-            self._convert(bucket, self.tower.finish(inputs))
+            self._convert(bucket, self.tower.finish(inputs, alone=True))
         form = self._form(bucket)
         if form not in self._compiled:
             self._compiled[form] = self._compile(form)
@@ -109,7 +109,7 @@ class OpenVinoRunner(GraphRunner):
 
     def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
         # On the host, in float32: bfloat16 inside would round the levels before they are normalised.
-        finished = [tensor.numpy() for tensor in self.tower.finish(inputs).values()]
+        finished = [tensor.numpy() for tensor in self.tower.finish(inputs, alone=True).values()]
         with self._compiled[self._form(bucket)].lane() as lane:
             _infer(lane.vectors, finished)
             vectors, *rest = lane.vectors.output_tensors

@@ -58,13 +58,19 @@ class PictureTower(VisionTower[np.ndarray]):
         A processor that rescales first has floats already, and the mode `pil` looks levels up in a table, which a graph
         would have to be given.
         """
-        pixels = torch.from_numpy(np.stack(items))
-        as_they_are = pixels.dtype is torch.uint8 and self.transform.mode == "torch"
-        return {PIXELS: pixels if as_they_are else self.transform.normalize_tensor(pixels)}
+        pixels = np.stack(items)
+        as_they_are = pixels.dtype == np.uint8 and self.transform.mode == "torch"
+        return {PIXELS: torch.from_numpy(pixels if as_they_are else self.transform.normalize(pixels))}
 
-    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+    def finish(self, inputs: Inputs, *, alone: bool = False) -> dict[str, torch.Tensor]:
         pixels = inputs[PIXELS]
-        return {PIXELS: self.transform.normalize_tensor(pixels) if pixels.dtype is torch.uint8 else pixels}
+        if pixels.dtype is torch.uint8:
+            pixels = (
+                torch.from_numpy(self.transform.normalize(pixels.numpy()))
+                if alone
+                else self.transform.normalize_tensor(pixels)
+            )
+        return {PIXELS: pixels}
 
     def golden_items(self) -> list[np.ndarray]:
         return [self.transform.of_levels(picture) for picture in golden_pictures(*self.transform.output_size)]

@@ -60,10 +60,10 @@ class PackedPictures(VisionTower[np.ndarray]):
         """[T, 3 * p * p] of what `by_channel` gives."""
         return channels.flatten(1)
 
-    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+    def finish(self, inputs: Inputs, *, alone: bool = False) -> dict[str, torch.Tensor]:
         patches = inputs[PATCHES]
         if patches.dtype is torch.uint8:
-            patches = self.in_patches(self.transform.normalize(self.by_channel(patches)))
+            patches = self.in_patches(self.transform.normalize(self.by_channel(patches), alone=alone))
         return {**inputs, PATCHES: patches}
 
     def boundaries(self, items: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:

@@ -97,10 +97,11 @@ class Tower(ABC, Generic[Item]):
         """As `collate`, with as little done as the host has to do: `finish` does the rest where the model is."""
         return self.collate(items, length=length)
 
-    def finish(self, inputs: Inputs) -> dict[str, torch.Tensor]:
+    def finish(self, inputs: Inputs, *, alone: bool = False) -> dict[str, torch.Tensor]:
         """What `gather` has left to do, in float32, on whatever device the inputs are; those of `collate` stay as is.
 
-        Gives the same bits everywhere: what it does to a number are single operations that IEEE 754 rounds.
+        Gives the same bits everywhere: what it does to a number are single operations that IEEE 754 rounds. alone: in
+        this thread and no other; for inputs on the host, and never while a graph is recorded.
         """
         return dict(inputs)
 

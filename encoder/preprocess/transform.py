@@ -103,12 +103,7 @@ class ImageTransform:
         return out
 
     def normalize_tensor(self, batch: torch.Tensor) -> torch.Tensor:
-        """As `normalize`, with the same bits, for a tensor on any device."""
-        on_host = batch.device.type == "cpu"
-        return torch.from_numpy(self.normalize(batch.numpy())) if on_host else self.normalize_on_device(batch)
-
-    def normalize_on_device(self, batch: torch.Tensor) -> torch.Tensor:
-        """As `normalize`, by torch."""
+        """As `normalize`, with the same bits, by torch: on the tensor's device, and while a graph is recorded."""
         levels = self._levels
         if levels is None:
             out = batch.to(torch.float32, copy=True)

@@ -123,8 +123,10 @@ class VariableTransform:
         height, width = self.rule.target(*pixels.shape[:2])
         return np.ascontiguousarray(self.pixels.resized(pixels, height, width).transpose(2, 0, 1))
 
-    def normalize(self, levels: torch.Tensor) -> torch.Tensor:
-        """uint8 [n, 3, ...] to float32 of the same shape, on its device."""
+    def normalize(self, levels: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+        """uint8 [n, 3, ...] to float32 of the same shape, on its device; alone: on the host, in this thread only."""
+        if alone:
+            return torch.from_numpy(self.pixels.normalize(levels.numpy()))
         return self.pixels.normalize_tensor(levels)
 
     @property

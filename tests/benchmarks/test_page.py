@@ -114,3 +114,15 @@ def test_a_folder_without_results_gives_a_page_that_says_so(tmp_path: Path) -> N
     text = page.write(tmp_path / "new").read_text()
     assert "There is no result yet." in text
     assert "0 of 20 hold." in text
+
+
+def test_pages_of_other_machines_are_linked(tmp_path: Path) -> None:
+    assert "Other machines" not in write(tmp_path, documents())
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    write(other, documents())
+    (tmp_path / "empty").mkdir()
+    text = page.write(tmp_path).read_text()
+    section = text.split("## Other machines")[1].split("##")[0].strip()
+    told = page.machine(documents()["engine"])
+    assert section == f"- [elsewhere](elsewhere/README.md): {told}"

@@ -34,9 +34,8 @@ def test_tensors_and_arrays_are_normalised_alike(mode: Mode) -> None:
     expected = written_out(transform, LEVELS)
     assert np.array_equal(transform.normalize(LEVELS), expected)
     given = torch.from_numpy(LEVELS)
-    for by in (transform.normalize_tensor, transform.normalize_on_device):
-        assert np.array_equal(by(given).numpy(), expected)
-        assert np.array_equal(given.numpy(), LEVELS)  # what came in is left as it was
+    assert np.array_equal(transform.normalize_tensor(given).numpy(), expected)
+    assert np.array_equal(given.numpy(), LEVELS)  # what came in is left as it was
 
 
 _COUNT_THREADS = """
@@ -49,9 +48,9 @@ transform = ImageTransform.from_config(PREPROCESSOR, sys.argv[1])
 levels = np.zeros((8, 3, 224, 224), np.uint8)
 counted = lambda: len(os.listdir("/proc/self/task"))
 before = counted()
-transform.normalize(levels), transform.normalize_tensor(torch.from_numpy(levels))
+transform.normalize(levels)
 print(counted() - before, end=" ")
-transform.normalize_on_device(torch.from_numpy(levels))
+transform.normalize_tensor(torch.from_numpy(levels))
 print(counted() - before)
 """
 
@@ -62,9 +61,9 @@ def test_the_host_normalises_in_one_thread(mode: str) -> None:
     command = [sys.executable, "-c", _COUNT_THREADS, mode]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    host, device = map(int, done.stdout.split())
-    assert host == 0
-    assert device > 0  # so the count would have shown it
+    by_numpy, by_torch = map(int, done.stdout.split())
+    assert by_numpy == 0
+    assert by_torch > 0  # so the count would have shown it
 
 
 def test_without_a_mean_it_is_scaled_and_floats_are_not_touched() -> None:
@@ -72,9 +71,9 @@ def test_without_a_mean_it_is_scaled_and_floats_are_not_touched() -> None:
     assert np.array_equal(plain.normalize(LEVELS), LEVELS.astype(np.float32) * np.float32(1 / 255))
     floats = torch.rand(2, 3, 4, 4)
     kept = floats.clone()
-    for by in (plain.normalize_tensor, plain.normalize_on_device):
-        assert torch.equal(by(floats), kept * np.float32(1 / 255))
-        assert torch.equal(floats, kept)
+    assert torch.equal(plain.normalize_tensor(floats), kept * np.float32(1 / 255))
+    assert np.array_equal(plain.normalize(floats.numpy()), (kept * np.float32(1 / 255)).numpy())
+    assert torch.equal(floats, kept)
 
 
 @pytest.mark.parametrize("mode", ["torch", "pil"])
@@ -84,5 +83,6 @@ def test_a_tower_hands_over_levels_that_are_finished_where_they_are(mode: str) -
     gathered, whole = tower.gather(items), tower.collate(items)
     assert gathered[PIXELS].dtype is (torch.uint8 if mode == "torch" else torch.float32)
     assert whole[PIXELS].dtype is torch.float32
-    assert torch.equal(tower.finish(gathered)[PIXELS], whole[PIXELS])
-    assert torch.equal(tower.finish(whole)[PIXELS], whole[PIXELS])  # twice is once
+    for alone in (False, True):
+        assert torch.equal(tower.finish(gathered, alone=alone)[PIXELS], whole[PIXELS])
+        assert torch.equal(tower.finish(whole, alone=alone)[PIXELS], whole[PIXELS])  # twice is once
