@@ -91,7 +91,8 @@ def _missing(content: Mapping[str, Any], registered: Sequence[tuple[str, str]]) 
             lines.append(f"{name} ({family}): not at real size{', only small' if name in small else ''}")
             continue
         case = real[name]
-        ran = {(row["runner"], row["dtype"]) for row in case["rows"] if row["pictures"]}
+        # One that failed is told of as such.
+        ran = {(row["runner"], row["dtype"]) for row in case["rows"] if row["pictures"] or row["failures"]}
         for runner in RUNNERS:
             absent = [dtype for dtype in DTYPES if (runner, dtype) not in ran]
             if absent:

@@ -28,3 +28,10 @@ def test_a_run_replaces_its_own_rows_alone(tmp_path: Path) -> None:
     assert "- other-l-14 (other): not at real size" in text
     assert "- some-b-16 (some) on openvino in bfloat16: left out of the run at real size" in text
     assert "- some-b-16 eager float32: too low" in text
+
+
+def test_a_row_that_gave_nothing_is_told_as_failed_not_as_left_out(tmp_path: Path) -> None:
+    nothing = TowerRow("eager", "bfloat16", "", 0, -1, -1, -1, -1, -1, -1, ["SelfCheckFailed: why"])
+    text = page(merge(tmp_path / "parity.json", [result(row("eager", "float32"), nothing)]), [("some-b-16", "some")])
+    assert "- some-b-16 eager bfloat16: SelfCheckFailed: why" in text
+    assert "on eager in bfloat16" not in text
