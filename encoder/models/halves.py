@@ -65,11 +65,7 @@ class PictureTower(VisionTower[np.ndarray]):
     def finish(self, inputs: Inputs, *, alone: bool = False) -> dict[str, torch.Tensor]:
         pixels = inputs[PIXELS]
         if pixels.dtype is torch.uint8:
-            pixels = (
-                torch.from_numpy(self.transform.normalize(pixels.numpy()))
-                if alone
-                else self.transform.normalize_tensor(pixels)
-            )
+            pixels = self.transform.normalize_tensor(pixels, alone=alone)
         return {PIXELS: pixels}
 
     def golden_items(self) -> list[np.ndarray]:

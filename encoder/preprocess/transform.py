@@ -102,8 +102,13 @@ class ImageTransform:
         self._fuse(out)
         return out
 
-    def normalize_tensor(self, batch: torch.Tensor) -> torch.Tensor:
-        """As `normalize`, with the same bits, by torch: on the tensor's device, and while a graph is recorded."""
+    def normalize_tensor(self, batch: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
+        """As `normalize`, with the same bits, by torch: on the tensor's device, and while a graph is recorded.
+
+        alone: by numpy after all, for a tensor on the host.
+        """
+        if alone:
+            return torch.from_numpy(self.normalize(batch.numpy()))
         levels = self._levels
         if levels is None:
             out = batch.to(torch.float32, copy=True)

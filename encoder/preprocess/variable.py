@@ -125,9 +125,7 @@ class VariableTransform:
 
     def normalize(self, levels: torch.Tensor, *, alone: bool = False) -> torch.Tensor:
         """uint8 [n, 3, ...] to float32 of the same shape, on its device; alone: on the host, in this thread only."""
-        if alone:
-            return torch.from_numpy(self.pixels.normalize(levels.numpy()))
-        return self.pixels.normalize_tensor(levels)
+        return self.pixels.normalize_tensor(levels, alone=alone)
 
     @property
     def by_arithmetic(self) -> bool:

@@ -39,6 +39,14 @@ def any_speed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
 
 
+@pytest.fixture(autouse=True)
+def threads_as_they_were() -> Iterator[None]:
+    """An engine sets torch's number of threads for the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def load(cache: Path | None, **values: object) -> Engine:
     settings = {"dtype": "float32", "runner": "openvino", "buckets": [1, 4], "cache_dir": cache, **values}
     return Engine.load(EngineSettings.model_validate(settings))
@@ -171,18 +179,14 @@ def test_a_bucket_left_to_eager_keeps_the_weights() -> None:
 
 
 def test_threads_are_the_engines() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)  # also where the tests are given one
-        engine = load(None, threads=1)
-        assert compiled_for(engine, lanes=1).get_property("INFERENCE_NUM_THREADS") == 1 and engine.lanes == 1
-        engine = load(None, threads=2, lanes=2)
-        for lanes in (1, 2):  # the threads are shared out, and none is there twice
-            compiled = compiled_for(engine, lanes)
-            assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
-            assert compiled.get_property("NUM_STREAMS") == lanes
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(2)  # also where the tests are given one
+    engine = load(None, threads=1)
+    assert compiled_for(engine, lanes=1).get_property("INFERENCE_NUM_THREADS") == 1 and engine.lanes == 1
+    engine = load(None, threads=2, lanes=2)
+    for lanes in (1, 2):  # the threads are shared out, and none is there twice
+        compiled = compiled_for(engine, lanes)
+        assert compiled.get_property("INFERENCE_NUM_THREADS") == 2
+        assert compiled.get_property("NUM_STREAMS") == lanes
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +203,6 @@ class TestSlices:
     """On a processor with AMX, batches of many rows are computed with MLPs in slices."""
 
     WHOLE, SLICED = Form(1, sliced=False), Form(1, sliced=True)
-
-    @pytest.fixture(autouse=True)
-    def threads_as_they_were(self) -> Iterator[None]:
-        before = torch.get_num_threads()
-        yield
-        torch.set_num_threads(before)
 
     @pytest.fixture
     def with_amx(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,12 +270,6 @@ class TestSlices:
 
 
 class TestLanes:
-    @pytest.fixture(autouse=True)
-    def two_threads(self) -> Iterator[None]:
-        before = torch.get_num_threads()
-        yield
-        torch.set_num_threads(before)
-
     @pytest.mark.parametrize("tower", ["vision", "text"])
     def test_a_vector_is_the_same_whichever_lane_it_took(self, tmp_path: Path, tower: str) -> None:
         plain = load(tmp_path, tower=tower, runner="eager", text_lengths=[16])
