@@ -31,10 +31,10 @@ class Forward:
         self.gate.set()
         self.batches: list[list[int]] = []
         self.alone: list[bool] = []
-        self.threads: set[int] = set()
+        self.threads: set[threading.Thread] = set()
 
     def __call__(self, items: Sequence[int], alone: bool) -> Result:
-        self.threads.add(threading.get_ident())
+        self.threads.add(threading.current_thread())
         self.batches.append(list(items))
         self.alone.append(alone)
         assert self.gate.wait(10)
@@ -77,7 +77,7 @@ async def test_one_thread_runs_every_forward() -> None:
     forward = Forward()
     batcher = Batcher(forward, max_batch=2)
     await asyncio.gather(*(batcher.submit(i) for i in range(20)))
-    assert len(forward.threads) == 1 and threading.get_ident() not in forward.threads
+    assert len(forward.threads) == 1 and threading.current_thread() not in forward.threads
     await batcher.close()
 
 
@@ -195,7 +195,7 @@ async def test_close_refuses_what_waits_and_ends_the_thread() -> None:
     await closing
     with pytest.raises(NotReady):
         await batcher.submit(5)
-    assert not forward.threads & {thread.ident for thread in threading.enumerate()}
+    assert not any(thread.is_alive() for thread in forward.threads)
 
 
 async def test_a_forward_that_loses_a_row_is_an_error() -> None:
@@ -210,7 +210,7 @@ async def test_call_runs_on_the_thread_of_each_lane(lanes: int) -> None:
     forward = Forward()
     batcher = Batcher(forward, max_batch=1, lanes=lanes)
     await asyncio.gather(*(batcher.submit(i) for i in range(20)))
-    called = await batcher.call(threading.get_ident)
+    called = await batcher.call(threading.current_thread)
     assert len(set(called)) == lanes and set(called) == forward.threads
     await batcher.close()
 

@@ -178,9 +178,9 @@ async def test_close_that_is_given_up_leaves_the_stuck_thread_and_nobody_waiting
     await until(lambda: not alive(forward))
 
 
-def alive(forward: Forward) -> set[int]:
-    """Threads that ran forwards and are there still."""
-    return {thread for thread in forward.threads if thread in {one.ident for one in threading.enumerate()}}
+def alive(forward: Forward) -> set[threading.Thread]:
+    """Threads that ran forwards and are there still; an identifier would not do, a later thread may have it again."""
+    return {thread for thread in forward.threads if thread.is_alive()}
 
 
 def test_sizes_are_checked() -> None:
