@@ -112,7 +112,10 @@ def naflex_oracle(folder: Path, inputs: Sequence[Inputs]) -> Expected:
 def write_real_or_small_qwen(family: str, folder: Path, size: Size) -> Path:
     if size == "small":
         return write_qwen(family, folder)
-    return write_qwen(family, folder, REAL_QWEN[family], patches=256, widen=1.5, max_shard_size="1GB")
+    # A gated MLP multiplies two widened products: on 16 patches of noise transformers' own bfloat16 has a cosine of
+    # 0.991 to its own float32 at 1.5, of 0.9991 at 1.25 and of 0.9998 at 1.1.
+    widen = 1.1 if family == "qwen2_5_vl" else 1.5
+    return write_qwen(family, folder, REAL_QWEN[family], patches=256, widen=widen, max_shard_size="1GB")
 
 
 def qwen_inputs(folder: Path, mode: Mode, pictures: Sequence[Image.Image]) -> list[Inputs]:
