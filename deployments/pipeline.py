@@ -50,6 +50,8 @@ class ServedEngine(Protocol):
     @property
     def lanes(self) -> int: ...
     @property
+    def takes_ahead(self) -> bool: ...
+    @property
     def lane_batch(self) -> int: ...
     def forward(self, items: Sequence[Any], *, tokens: bool = False, alone: bool = True) -> Forwarded: ...
     def probe(self) -> None: ...
@@ -96,6 +98,7 @@ class Pipeline:
             self._forward,
             max_batch=engine.lane_batch,
             lanes=engine.lanes,
+            ahead=engine.takes_ahead,
             max_waiting=settings.max_waiting_items,
             plan=lambda asked: engine.plan_batch([one.item for one in asked]),
         )
@@ -230,7 +233,7 @@ class Pipeline:
         tokens = any(asked.tokens for asked in items)
         result = self._engine.forward([asked.item for asked in items], tokens=tokens, alone=alone)
         self._forward_worked_at = time.monotonic()
-        side_by_side = 1 if alone else self._engine.lanes
+        side_by_side = 1 if alone else self._engine.lanes + self._engine.takes_ahead
         self.ms_per_item = (self._forward_worked_at - started) * 1e3 / len(items) / side_by_side
         return result
 

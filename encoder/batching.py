@@ -1,10 +1,11 @@
 """The batcher: what waits goes to the device as soon as the device is free; no timer.
 
 One event loop owns the queue. A device may have lanes, forwards that run side by side: each has a task and a thread of
-its own, and what waits is shared out among those that are free; an item that is alone gets the whole device. Callers
-take turns, so that a big request does not starve a small one, and of what is next a plan says what goes together. An
-item that was cancelled, or is past its deadline, is dropped before it costs device time. A forward that fails is tried
-again item by item, so that one bad item fails alone.
+its own, and what waits is shared out among those that are free; an item that is alone gets the whole device. A device
+that takes batches ahead is given one while it computes another, but only a full one, which nothing that comes later
+could join. Callers take turns, so that a big request does not starve a small one, and of what is next a plan says what
+goes together. An item that was cancelled, or is past its deadline, is dropped before it costs device time. A forward
+that fails is tried again item by item, so that one bad item fails alone.
 """
 
 import asyncio
@@ -69,9 +70,9 @@ class Batcher(Generic[Item]):
     """Gathers items for one forward function.
 
     `forward` takes at most `max_batch` items, and whether nothing else will run meanwhile; it runs on threads of the
-    batcher's own, one for each of the `lanes`. `max_waiting` bounds the queue; beyond it `submit` raises Overloaded.
-    `plan` is given the next items, `max_batch` at most, and says which places of them go together now, the first among
-    them; without it all do.
+    batcher's own, one for each of the `lanes`. `ahead`: a device of one lane may be given a batch while it computes the
+    one before. `max_waiting` bounds the queue; beyond it `submit` raises Overloaded. `plan` is given the next items,
+    `max_batch` at most, and says which places of them go together now, the first among them; without it all do.
     """
 
     def __init__(
@@ -80,18 +81,22 @@ class Batcher(Generic[Item]):
         *,
         max_batch: int,
         lanes: int = 1,
+        ahead: bool = False,
         max_waiting: int = 1024,
         plan: Callable[[Sequence[Item]], Sequence[int]] | None = None,
     ) -> None:
         if max_batch < 1 or lanes < 1 or max_waiting < 1:
             raise ValueError(f"{max_batch=}, {lanes=} and {max_waiting=} must be at least 1")
+        if ahead and lanes > 1:
+            raise ValueError(f"a device of {lanes} lanes takes nothing ahead")
         self._forward = forward
         self._max_batch = max_batch
         self._max_waiting = max_waiting
         self._plan = plan
+        self._ahead = ahead
         self._waiting: FairQueue[_Waiting[Item]] = FairQueue()
         self._changed = asyncio.Event()
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"forward-{lane}") for lane in range(lanes)]
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"forward-{lane}") for lane in range(lanes + ahead)]
         self._workers: list[asyncio.Task[None]] = []
         # Since when each lane's forward runs, by the loop's clock.
         self._running: dict[int, float] = {}
@@ -189,16 +194,21 @@ class Batcher(Generic[Item]):
             return range(len(items))
 
     def _share(self) -> int:
-        """How many of those that wait are for one of the lanes that are free."""
+        """How many of those that wait are for one of the lanes that are free; ahead, a full batch or none."""
+        if self._ahead:
+            return self._max_batch if not self._running or len(self._waiting) >= self._max_batch else 0
         free = len(self._threads) - len(self._running)
         return min(self._max_batch, -(-len(self._waiting) // free))
 
     async def _forward_on(self, lane: int, batch: list[_Waiting[Item]]) -> None:
         """The batch through a lane, or through the whole device when it is one item and nothing else is about."""
-        self._alone = len(self._threads) == 1 or (len(batch) == 1 and not self._running and not self._waiting)
+        first = not self._running
+        one_lane = len(self._threads) == 1 or self._ahead
+        alone = first if one_lane else len(batch) == 1 and first and not self._waiting
+        self._alone = alone and not self._ahead
         self._running[lane] = asyncio.get_running_loop().time()
         try:
-            await self._answer(lane, batch, self._alone)
+            await self._answer(lane, batch, alone)
         except asyncio.CancelledError:
             for entry in batch:
                 _refuse(entry, _shutting_down())

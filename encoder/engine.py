@@ -1,7 +1,8 @@
 """One tower of one model on one device: load → resolve → capture → check → encode.
 
 `Engine.load` does all that happens before a replica is ready, and raises when the proof fails on every backend.
-`prepare_*` may be called from any thread; `forward` from one, or with `alone=False` from one for each of `lanes`.
+`prepare_*` may be called from any thread; `forward` from one, or with `alone=False` from one for each of `lanes`, or
+from two where the engine `takes_ahead`.
 """
 
 import threading
@@ -164,6 +165,11 @@ class Engine:
     def lanes(self) -> int:
         """How many forwards may run side by side, each on its share of the device."""
         return self._forward.lanes
+
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether a batch can be given while the one before is computed, and crosses to the device meanwhile."""
+        return self._forward.takes_ahead
 
     @property
     def lane_batch(self) -> int:

@@ -50,7 +50,8 @@ def together(parts: Sequence[Encoded]) -> Encoded:
 class BucketedForward:
     """Runs batches of items through a graph runner where a proven bucket fits, else eager.
 
-    Called from one thread, or, with buckets that have lanes, from one for each of these.
+    Called from one thread, or, with buckets that have lanes, from one for each of these, or, where batches are taken
+    ahead, from two.
     """
 
     def __init__(
@@ -85,6 +86,11 @@ class BucketedForward:
     def runner_name(self) -> str:
         """The runner that proven buckets go through."""
         return self._runner.name
+
+    @property
+    def takes_ahead(self) -> bool:
+        """Whether a batch can be given while the one before is computed."""
+        return self._runner.takes_ahead
 
     @property
     def precision(self) -> str:

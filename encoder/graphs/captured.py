@@ -1,8 +1,14 @@
-"""What CUDA and NPU graphs share: static buffers that live with the graph, warm-up, capture, copy-in, copy-out."""
+"""What CUDA and NPU graphs share: static buffers that live with the graph, warm-up, capture, copy-in, copy-out.
+
+A batch crosses to the device on a stream of its own, into memory beside the graph's, while the batch before it is
+computed; what is left for the replay's own stream is a copy within the device.
+"""
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Lock
 from typing import Any
 
 import torch
@@ -15,15 +21,29 @@ from encoder.models.tower import Inputs, TowerOutput
 
 # The first calls of a shape make library handles and workspaces, which a capture must not.
 WARM_UPS = 2
+# Batches of a bucket that are under way at once: one is computed, the next is handed over.
+UNDER_WAY = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch is until its replay: on the host, from where the device reads it, and on the device, beside the
+    graph's own inputs, which the replay before may still read."""
+
+    staging: dict[str, torch.Tensor]
+    landing: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A graph with all that it reads and writes; nothing of it may be freed while the graph lives."""
+    """A graph with all that it reads and writes; nothing of it may be freed while the graph lives.
+
+    `places`: those that are free; a batch has one until its vectors are on the host.
+    """
 
     graph: Any
     inputs: dict[str, torch.Tensor]
-    staging: dict[str, torch.Tensor]
+    places: "SimpleQueue[Place]"
     segments: SegmentsByName
     output: TowerOutput
     trace: CallTrace
@@ -33,12 +53,15 @@ class CapturingRunner(GraphRunner):
     """Captures a forward per bucket into one shared memory pool and replays it on fixed addresses."""
 
     packed = True
+    takes_ahead = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._captured: dict[Bucket, Captured] = {}
         self._pool: Any = None
         self._stream: Any = None
+        self._copies: Any = None
+        self._one_replay = Lock()
 
     @property
     @abstractmethod
@@ -90,17 +113,34 @@ class CapturingRunner(GraphRunner):
         if given != wanted:  # a copy would broadcast, and round, in silence
             raise ValueError(f"bucket {bucket} was captured with inputs {wanted} and is given {given}")
         with self.accelerator.device(self.device.index), torch.inference_mode():
-            for name, buffer in captured.inputs.items():
-                # By way of memory that the device reads by itself. It was read before the last run's vectors came.
-                buffer.copy_(captured.staging[name].copy_(inputs[name]), non_blocking=True)
-            self.update(captured, inputs)
-            captured.graph.replay()
-            output = TowerOutput(
-                _to_host(captured.output.vectors),
-                _to_host(captured.output.tokens) if tokens and captured.output.tokens is not None else None,
-            )
+            place = captured.places.get()
+            try:
+                handed_over = self._hand_over(place, inputs)
+                with self._one_replay:
+                    output = self._replay(captured, place, handed_over, inputs, tokens)
+            finally:
+                captured.places.put(place)
         self.dispatcher.count(captured.trace)
         return output, captured.trace
+
+    def _hand_over(self, place: Place, inputs: Inputs) -> Any:
+        """Begins to copy a batch to the device; gives the event of its arrival there."""
+        with self.accelerator.stream(self._copies):
+            for name, buffer in place.landing.items():
+                # By way of memory that the device reads by itself. It was read before the vectors of its last run came.
+                buffer.copy_(place.staging[name].copy_(inputs[name]), non_blocking=True)
+            return self._copies.record_event()
+
+    def _replay(self, captured: Captured, place: Place, handed_over: Any, inputs: Inputs, tokens: bool) -> TowerOutput:
+        self.accelerator.current_stream(self.device.index).wait_event(handed_over)
+        for name, buffer in captured.inputs.items():
+            buffer.copy_(place.landing[name])
+        self.update(captured, inputs)
+        captured.graph.replay()
+        return TowerOutput(
+            _to_host(captured.output.vectors),
+            _to_host(captured.output.tokens) if tokens and captured.output.tokens is not None else None,
+        )
 
     def release(self, bucket: Bucket) -> None:
         """Frees the graph and its buffers."""
@@ -115,11 +155,15 @@ class CapturingRunner(GraphRunner):
     def _capture(self, bucket: Bucket, inputs: Inputs) -> Captured:
         if self._stream is None:
             self._stream = self.accelerator.Stream(device=self.device.index)
+            self._copies = self.accelerator.Stream(device=self.device.index)
         if self._pool is None:
             self._pool = self.accelerator.graph_pool_handle()
         # Buffers are made outside inference mode, so that copies into them are allowed for the life of the graph.
         static = {name: tensor.clone() for name, tensor in self.to_device(inputs).items()}
-        staging = {name: self.staging_buffer(tensor) for name, tensor in inputs.items()}
+        places: SimpleQueue[Place] = SimpleQueue()
+        for _ in range(UNDER_WAY):
+            staging = {name: self.staging_buffer(tensor) for name, tensor in inputs.items()}
+            places.put(Place(staging, {name: torch.empty_like(buffer) for name, buffer in static.items()}))
         segments = self.capture_segments(bucket, inputs, static)
         failed: Exception | None = None
         with torch.inference_mode():
@@ -146,7 +190,7 @@ class CapturingRunner(GraphRunner):
                     raise failed or error from None
                 finally:
                     failed = None  # else it would keep this frame, and so the buffers, alive
-        return Captured(graph, static, staging, segments, output, trace)
+        return Captured(graph, static, places, segments, output, trace)
 
 
 def kinds_of(inputs: Inputs) -> dict[str, tuple[str, tuple[int, ...]]]:

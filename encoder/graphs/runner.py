@@ -119,11 +119,16 @@ NO_OPTIONS = RunnerOptions()
 
 
 class GraphRunner(ABC):
-    """Owns the forwards of one tower on one device; called from one thread, or one for each of a bucket's lanes."""
+    """Owns the forwards of one tower on one device.
+
+    Called from one thread, or one for each of a bucket's lanes, or from two where it takes batches ahead.
+    """
 
     name: ClassVar[str]
     # Whether it can run several batches side by side, each on a share of the device.
     has_lanes: ClassVar[bool] = False
+    # Whether a batch can be given to it while the one before is computed, and is copied to the device meanwhile.
+    takes_ahead: ClassVar[bool] = False
     # Whether it serves packed batches, whose boundaries change from run to run.
     packed: ClassVar[bool] = False
 

@@ -87,7 +87,7 @@ class FormulaEngine:
         self.decodes = 0
         self.probes = 0
         self.closed = False
-        self.lanes, self.lane_batch = 1, MAX_BATCH
+        self.lanes, self.lane_batch, self.takes_ahead = 1, MAX_BATCH, False
 
     def prepare_image(self, source: bytes | RawPixels) -> Prepared:
         self.decodes += 1

@@ -143,6 +143,19 @@ class TestImages:
         assert engine.batches == [1, MAX_BATCH]
         assert Counter(answer.timings.batch_size for answer in answers) == {MAX_BATCH: MAX_BATCH, 1: 1}
 
+    async def test_a_device_that_takes_batches_ahead_has_two_full_ones(self):
+        engine = FormulaEngine()
+        engine.lane_batch, engine.takes_ahead = 2, True
+        engine.gate.clear()
+        sources = [b"first", b"second", b"third", b"fourth"]
+        async with serving(engine) as (client, core):
+            call = asyncio.create_task(_of(client.EncodeImages(images(*sources))))
+            await until(lambda: len(core._pipeline._batcher._running) == 2)
+            engine.gate.set()
+            answer = await call
+        for source, result in zip(sources, answer.results, strict=True):
+            np.testing.assert_allclose(floats(result.embedding), unit(vector_of(seed_of(source))), rtol=1e-6)
+
 
 class TestTexts:
     async def test_vectors_token_counts_and_truncation(self):

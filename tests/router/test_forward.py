@@ -160,7 +160,7 @@ async def test_cancellation_is_passed_on() -> None:
         pool.released.clear()
         call = started.stub.EncodeImages(images(b"x"))
         await eventually(lambda: pool.in_flight == 1)
-        assert started.state("vision-cpu").speed.in_flight == 1
+        await eventually(lambda: started.state("vision-cpu").speed.in_flight == 1)
         call.cancel()
         await eventually(lambda: pool.in_flight == 0)
         assert pool.cancelled == 1
