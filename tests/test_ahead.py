@@ -38,7 +38,8 @@ async def test_whoever_is_given_ahead_is_told_that_it_is_not_alone() -> None:
     forward.held[0].set()
     await first
     await batcher.submit(3)
-    assert forward.batches == [[0], [1, 2], [3]] and forward.alone == [True, False, True]
+    await asyncio.gather(*waiting_for(batcher, range(4, 6)))
+    assert forward.batches == [[0], [1, 2], [3], [4, 5]] and forward.alone == [True, False, True, True]
     await batcher.close()
 
 

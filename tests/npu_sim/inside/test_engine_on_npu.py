@@ -78,6 +78,7 @@ def test_the_demo_model(tower: str, dtype: str, simulator: Simulator, engines: l
     assert report.model.compute_dtype == ("bfloat16" if dtype == "auto" else dtype)
     chosen = "ascend_attn" if tower == "vision" else "sdpa"
     assert (report.backend.name, report.backend.source) == (chosen, "platform")
+    assert engine.takes_ahead and engine.lanes == 1
     assert states(engine) == {("npu", "ready", "")} and {graph.backend for graph in report.graphs} == {chosen}
     assert report.self_checks and all(check.passed for check in report.self_checks) and report.notes == ()
     if tower == "text":
