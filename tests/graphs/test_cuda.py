@@ -1,6 +1,7 @@
 """CUDA graphs on a real GPU: whole engines, packed towers, wrong graphs, and what a failed capture leaves behind."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from encoder.engine import Engine
+from encoder.engine import Engine, RawPixels
 from encoder.graphs import proof, registry
 from encoder.graphs.captured import Captured
 from encoder.graphs.cuda import CudaGraphRunner
@@ -71,6 +72,19 @@ def test_a_packed_tower(backend: str, packed_folder: Path) -> None:
         found = engine.forward(items)
         assert (found.runner, found.attention_backend, found.fallback_reason) == ("cuda", backend, None)
         assert worst_cosine(found.vectors, np.stack([alone(module, item) for item in items])) >= 0.999
+
+
+def test_batches_that_are_given_ahead_get_their_own_vectors() -> None:
+    engine, eager = load(tower="vision"), load(tower="vision", runner="eager")
+    assert engine.takes_ahead and not eager.takes_ahead
+    rng = np.random.default_rng(5)
+    drawn = [rng.integers(0, 256, (64, 64, 3), dtype=np.uint8) for _ in range(16)]
+    items = [engine.prepare_image(RawPixels(one.tobytes(), 64, 64, 3)) for one in drawn]
+    asked = [items[start : start + count] for count in (4, 1, 4, 3) for start in range(0, 12, 2)] * 8
+    with ThreadPoolExecutor(2) as threads:
+        answers = list(threads.map(engine.forward, asked))
+    for one, answer in zip(asked, answers, strict=True):
+        assert answer.runner == "cuda" and worst_cosine(answer.vectors, eager.forward(one).vectors) >= 0.9999
 
 
 class FreesBuffers(CudaGraphRunner):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.npu_sim.launch import run_simulated
+from tests.npu_sim.launch import SimulatedMachine, run_simulated
 from tests.parity.cases import Case, Expected, Inputs, Mode, Size
 from tests.parity.encode import Found, encode, load_found, open_engine, save_pictures
 from tests.parity.pictures import Picture
@@ -18,6 +18,8 @@ from tests.parity.pictures import Picture
 FLOAT32_ERROR = 2e-5
 END_COSINE = 0.9999
 NPU_SECONDS = 3000
+# With room for a model of real size in float32.
+NPU_MACHINE = SimulatedMachine(device_count=1, memory_bytes=8 << 30, threads=2)
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def npu_rows(asked: Sequence[tuple[Subject, str]], pictures: int, folder: Path, 
             engine = subject.settings("npu", dtype) | settings
             jobs.append({"settings": engine, "pictures": str(inside), "out": str(out)})
         Path(scratch, "jobs.json").write_text(json.dumps(jobs))
-        done = run_simulated("tests.parity.encode", str(Path(scratch, "jobs.json")), timeout=NPU_SECONDS)
+        asked_for = str(Path(scratch, "jobs.json"))
+        done = run_simulated("tests.parity.encode", asked_for, machine=NPU_MACHINE, timeout=NPU_SECONDS)
         rows = []
         for (subject, dtype), job in zip(asked, jobs, strict=True):
             out = Path(job["out"])
