@@ -120,10 +120,10 @@ class EagerAnswers:
         return fitting, rows
 
 
-def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[TowerOutput, float]:
+def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs, *, tokens: bool = True) -> tuple[TowerOutput, float]:
     """What one run gives, not copied, and its milliseconds."""
     started = time.perf_counter()
-    output, _ = runner.run(bucket, inputs, tokens=True)
+    output, _ = runner.run(bucket, inputs, tokens=tokens)
     return output, (time.perf_counter() - started) * 1e3
 
 

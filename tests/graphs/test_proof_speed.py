@@ -1,14 +1,19 @@
 """A graph that is slower than eager is found out, and eager is timed only where it may be the quicker one."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
+from encoder.attention.dispatch import CallTrace
 from encoder.graphs import answers, proof
 from encoder.graphs.answers import EagerAnswers
+from encoder.graphs.bucketed import BucketedForward
 from encoder.graphs.eager import EagerRunner
 from encoder.graphs.lanes import with_lanes
+from encoder.graphs.plan import BatchPlan
 from encoder.graphs.runner import Bucket, GraphRunner
 from encoder.models.tower import Inputs, TowerOutput
 from tests.graphs.fakes import Pictures, Recorded, Texts, packed_tower, runners
@@ -27,8 +32,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch, replay: Replay, eager: Eager = lam
     monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1.1)
     measured, batches = answers.timed, []
 
-    def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs) -> tuple[TowerOutput, float]:
-        output = measured(runner, bucket, inputs)[0]
+    def timed(runner: GraphRunner, bucket: Bucket, inputs: Inputs, *, tokens: bool = True) -> tuple[TowerOutput, float]:
+        output = measured(runner, bucket, inputs, tokens=tokens)[0]
         if isinstance(runner, Recorded):
             return output, replay(bucket, runner.runs[bucket])
         batches.append(len(next(iter(inputs.values()))))
@@ -68,6 +73,72 @@ def test_one_undisturbed_measurement_is_enough(quick: int, monkeypatch: pytest.M
     assert set(states(forward).values()) == {"ready"}
     assert {record.replay_ms for record in forward.records} == {8.0}
     assert forward.items_per_second() == pytest.approx(500)
+
+
+class Noting(Recorded):
+    """Notes at which replays features were asked for."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.asked: defaultdict[Bucket, list[bool]] = defaultdict(list)
+
+    def run(self, bucket: Bucket, inputs: Inputs, *, tokens: bool = False) -> tuple[TowerOutput, CallTrace]:
+        self.asked[bucket].append(tokens)
+        return super().run(bucket, inputs, tokens=tokens)
+
+
+def noting(buckets: Sequence[Bucket], kind: type[Noting] = Noting) -> tuple[BucketedForward, Noting]:
+    runner, eager = runners(Pictures(), kind)
+    assert isinstance(runner, Noting)
+    forward = BucketedForward(runner, eager, buckets)
+    forward.prepare(Pictures().golden_items(), lambda message: None)
+    return forward, runner
+
+
+def test_a_bucket_that_was_disturbed_in_its_proof_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else four and four would go for eight for good."""
+    truth = {1: 2.0, 2: 3.0, 4: 5.0, 8: 8.0, 32: 30.0}
+    busy = {8: 3, 32: 4}
+    scripted(
+        monkeypatch,
+        lambda bucket, count: truth[bucket.batch] * (2 if count <= busy.get(bucket.batch, 0) else 1),
+        lambda items: 100.0 * items,
+    )
+    forward, runner = noting(LARGER)
+    assert {record.bucket.batch: record.replay_ms for record in forward.records} == truth
+    assert set(map(tuple, runner.asked.values())) == {(True, True, False, False, False)}
+    assert BatchPlan(forward.records).choose([1] * 8) == list(range(8))
+
+
+@pytest.mark.parametrize(("longest", "rounds"), [(100.0, 3), (1000.0, 3), (1301.0, 0)])
+def test_only_rounds_that_fit_into_the_time_are_begun(
+    longest: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted(monkeypatch, lambda bucket, count: longest if bucket.batch == 4 else 1.0, lambda items: 1e5)
+    _, runner = noting(PICTURES)
+    assert {len(asked) for asked in runner.asked.values()} == {2 + rounds}
+
+
+class FailsLater(Noting):
+    def copy_in(self, bucket: Bucket, inputs: Inputs) -> None:
+        if bucket.batch == 2 and self.runs[bucket] == 4:
+            raise RuntimeError("the device is gone")
+        super().copy_in(bucket, inputs)
+
+
+def test_a_replay_that_fails_when_it_is_timed_again_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
+    forward, runner = noting(PICTURES, FailsLater)
+    assert states(forward) == {"batch=1": "ready", "batch=2": "disabled", "batch=4": "ready"}
+    assert reasons(forward) == {"", "replay failed: the device is gone"} and runner.released == [Bucket(2)]
+
+
+def test_packed_batches_are_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "SLOWER_THAN_EAGER", 1e9)
+    runner, eager = runners(packed_tower(), Recorded)
+    assert isinstance(runner, Recorded)
+    BucketedForward(runner, eager, PACKED).prepare(packed_tower().golden_items(), lambda message: None)
+    assert set(runner.runs.values()) == {2}
 
 
 def test_eager_runs_once_for_all_where_every_graph_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
