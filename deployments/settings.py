@@ -240,5 +240,5 @@ def parse_pool_settings(values: dict[str, Any]) -> PoolSettings:
     try:
         return PoolSettings.model_validate(values)
     except ValidationError as error:
-        pool = values.get("name", "?")
-        raise InvalidInput(f"settings of pool {pool!r}: {describe_validation(error)}") from None
+        pool, known = values.get("name", "?"), (*PoolSettings.model_fields, *EngineSettings.model_fields)
+        raise InvalidInput(f"settings of pool {pool!r}: {describe_validation(error, known)}") from None

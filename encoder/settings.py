@@ -5,8 +5,10 @@ decisions. In particular `attention_backend` is read by `encoder.attention.resol
 """
 
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -128,17 +130,38 @@ def parse_engine_settings(values: dict[str, object]) -> EngineSettings:
     try:
         return EngineSettings.model_validate(values)
     except ValidationError as error:
-        raise InvalidInput(f"engine settings: {describe_validation(error)}") from None
+        raise InvalidInput(f"engine settings: {describe_validation(error, EngineSettings.model_fields)}") from None
 
 
-def describe_validation(error: Exception) -> str:
-    """One line of a pydantic ValidationError: 'key: what is wrong; key: …'."""
+def describe_validation(error: Exception, known: Iterable[str] = ()) -> str:
+    """One line of a pydantic ValidationError: 'key: what is wrong; key: …'.
+
+    `known`: names of settings, of which the nearest is proposed for one that does not exist.
+    """
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
         return str(error)
     return "; ".join(
         f"{'.'.join(str(part) for part in item['loc']) or 'value'}: "
-        f"{'no such setting, look at its spelling' if item['type'] == 'extra_forbidden' else item['msg']}"
-        for item in error.errors()
+        f"{_no_such(str(item['loc'][-1]), known) if item['type'] == 'extra_forbidden' else _wrong(item)}"
+        for item in _at_fault(error.errors())
     )
+
+
+def _at_fault(items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without the complaint that a list is short of what was wrong in it."""
+    inner = {item["loc"][:-1] for item in items}
+    return [item for item in items if item["type"] != "too_short" or item["loc"] not in inner]
+
+
+def _no_such(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=1)
+    return f"no such setting, did you mean {near[0]}?" if near else "no such setting, look at its spelling"
+
+
+def _wrong(item: Any) -> str:
+    """The value is repeated where it is one of a few words or a number, and so no secret."""
+    told = str(item["msg"])
+    kinds = ("literal_error", "greater_than", "greater_than_equal", "less_than", "less_than_equal")
+    return f"{told}, not {item['input']!r}" if item["type"] in kinds and len(str(item["input"])) < 40 else told

@@ -42,7 +42,20 @@ class Device(StrEnum):
     MUSA = "musa"
 
 
-Address = Annotated[str, typer.Option(help="host:port of the router.", envvar="VITFLEET_ADDRESS")]
+def checked_address(value: str) -> str:
+    """Raises BadParameter for what is no host:port."""
+    from encoder.client.connection import check_address
+
+    try:
+        check_address(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return value
+
+
+Address = Annotated[
+    str, typer.Option(help="host:port of the router.", envvar="VITFLEET_ADDRESS", callback=checked_address)
+]
 ModelName = Annotated[str, typer.Option(help="Model to ask for; empty: the one the service has.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 DEFAULT_ADDRESS = "127.0.0.1:50051"
@@ -61,9 +74,9 @@ def serve(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub model.")] = None,
     host: Annotated[str, typer.Option(help="Address the router listens on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port of the router; 0: a free one.")] = 50051,
-    serve_port: Annotated[int, typer.Option(help="gRPC port of Ray Serve; 0: a free one.")] = 0,
-    http_port: Annotated[int, typer.Option(help="HTTP port of Ray Serve; 0: a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the router; 0: a free one.")] = 50051,
+    serve_port: Annotated[int, typer.Option(min=0, max=65535, help="gRPC port of Ray Serve; 0: a free one.")] = 0,
+    http_port: Annotated[int, typer.Option(min=0, max=65535, help="HTTP port of Ray Serve; 0: a free one.")] = 0,
     proxy: Annotated[Proxy, typer.Option(help="How Ray Serve takes requests in.")] = Proxy.HAPROXY,
     attention_backend: Annotated[
         str | None, typer.Option(help="Force an attention backend; empty: the platform's best.")
@@ -105,7 +118,7 @@ def encode(
     paths: Annotated[list[Path], typer.Argument(help="Pictures, or folders of them.", show_default=False)],
     out: Annotated[Path, typer.Option(help="File to write: .npy or .parquet.")],
     dtype: Annotated[Dtype, typer.Option(help="How vectors are packed.")] = Dtype.FLOAT32,
-    dimensions: Annotated[int, typer.Option(help="Keep the first so many; 0: all.")] = 0,
+    dimensions: Annotated[int, typer.Option(min=0, help="Keep the first so many; 0: all.")] = 0,
     address: Address = DEFAULT_ADDRESS,
     model: ModelName = "",
     pool: Annotated[str, typer.Option(help="Serve from this pool and no other.")] = "",
@@ -161,7 +174,7 @@ def check(
         str | None, typer.Option(help="Force an attention backend; empty: the platform's best.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    runner: Annotated[str, typer.Option(help="auto, eager, openvino, cuda or npu.")] = "auto",
+    runner: Annotated[str, typer.Option(help="auto, eager, openvino, inductor, cuda, cuda-inductor or npu.")] = "auto",
     quantization: Annotated[str, typer.Option(help="none or int8 (the vision tower on OpenVINO).")] = "none",
     calibration: Annotated[
         Path | None, typer.Option(help="Folder of pictures that int8 is calibrated on; empty: drawn ones.")

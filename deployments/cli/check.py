@@ -24,6 +24,8 @@ def run_check(
     """
     if tower not in TOWERS:
         raise InvalidInput(f"--tower {tower!r} is unknown: use {', '.join(TOWERS)}")
+    if tower == "text" and (quantization := for_pictures.get("quantization", "none")) != "none":
+        raise InvalidInput(f"--quantization {quantization} is for pictures: check the vision tower, or both")
     from deployments.wire import ReplicaIdentity, report_to_proto
     from encoder.engine import Engine
     from encoder.settings import parse_engine_settings

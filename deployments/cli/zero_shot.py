@@ -21,7 +21,8 @@ def run_classify(picture: Path, labels: Sequence[str], *, address: str, model: s
     with EncoderClient(address, model=model) as client:
         encoded = client.encode_images([picture], on_error="mask")
         if encoded.errors:
-            raise InvalidInput(f"{picture}: {encoded.errors[0].message}")
+            first = "" if picture.is_file() else ": name the picture first, then --labels"
+            raise InvalidInput(f"{picture}: {encoded.errors[0].message}{first}")
         images = np.asarray(encoded.vectors, np.float32)
         texts = np.asarray(client.encode_text(list(labels)), np.float32)
         scale = logit_scale(client, model)

@@ -16,6 +16,8 @@ Pem = bytes | str | os.PathLike[str]
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 _WEB_ADDRESS = re.compile(r"https?://")
+# A name or an IPv4 address alone; gRPC's own schemes, as dns: and unix:, have a colon.
+_BARE_HOST = re.compile(r"[A-Za-z0-9._-]+")
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
@@ -34,8 +36,7 @@ class Connection:
     keepalive: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.address or _WEB_ADDRESS.match(self.address):
-            raise ValueError(f"address is {self.address!r}: pass host:port, such as {DEFAULT_ADDRESS}")
+        check_address(self.address)
         if self.token is not None and not _PRINTABLE.fullmatch(self.token):
             raise ValueError("token is empty or holds spaces, line ends or non-ASCII characters: strip it first")
         if (self.client_certificate is None) != (self.client_key is None):
@@ -89,3 +90,11 @@ def _pem(value: Pem | None, name: str) -> bytes | None:
         return Path(value).read_bytes()
     except OSError as error:
         raise ValueError(f"{name}: cannot read {os.fspath(value)}: {error.strerror or error}") from error
+
+
+def check_address(address: str) -> None:
+    """Raises ValueError for what gRPC would take for a name and look up in vain."""
+    if not address or _WEB_ADDRESS.match(address):
+        raise ValueError(f"address is {address!r}: pass host:port, such as {DEFAULT_ADDRESS}")
+    if _BARE_HOST.fullmatch(address):
+        raise ValueError(f"address is {address!r}, without a port: pass host:port, such as {address}:50051")

@@ -98,6 +98,8 @@ def _explain(code: str, details: str, address: str, timeout: float, has_token: b
         return f"{details or 'no token was sent'}: pass token= to the client"
     if code == "UNIMPLEMENTED":
         return f"the service at {address} lacks this call ({details}): is it a vitfleet of this version?"
+    if code == "NOT_FOUND" and not details:
+        return f"{address} has nothing of that name: leave the name out, or look at what `vitfleet models` lists"
     return details or f"{address} gave no reason: see the log of the service"
 
 

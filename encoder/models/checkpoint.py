@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} in {path.parent} cannot be read: {error}") from None
+        raise CheckpointError(f"{path.name} in {path.parent} cannot be read: {error}: download it again") from None
     if not isinstance(found, dict):
         raise CheckpointError(f"{path.name} in {path.parent} is no JSON object")
     return found

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from encoder.errors import CheckpointError, EncoderError
-from encoder.models.checkpoint import DEMO, Checkpoint, read_json
+from encoder.models.checkpoint import DEMO, HUB_NAME, Checkpoint, read_json
 from encoder.models.headers import WeightHeaders, read_headers
 from encoder.models.tower import FAMILIES, Tower, TowerSpec, load_tower
 from encoder.preprocess.text import TOKENIZER_FILES
@@ -77,7 +77,10 @@ def _folder(path: str, findings: list[Finding]) -> Path | None:
     if folder.is_dir():
         return folder
     told = "is a file" if folder.exists() else "is not there"
-    findings.append(Finding("folder", False, f"{path} {told}", "give the folder that holds config.json"))
+    step = "give the folder that holds config.json"
+    if not folder.exists() and HUB_NAME.fullmatch(path):
+        step += "; a hub's model is looked at by `vitfleet check --model`"
+    findings.append(Finding("folder", False, f"{path} {told}", step))
     return None
 
 

@@ -131,7 +131,10 @@ def learned_scale(checkpoint: Checkpoint) -> float:
 
 def _unreadable(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return CheckpointError(f"{checkpoint.name}: the weights in {checkpoint.folder} cannot be loaded: {first_line}")
+    return CheckpointError(
+        f"{checkpoint.name}: the weights in {checkpoint.folder} cannot be loaded: {first_line}: "
+        f"`vitfleet add-check {checkpoint.folder}` says which file is at fault"
+    )
 
 
 @contextmanager

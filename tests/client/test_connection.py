@@ -56,6 +56,8 @@ def test_missing_and_wrong_token(connect, service):
     [
         ({"address": "http://127.0.0.1:50051"}, "pass host:port, such as 127.0.0.1:50051"),
         ({"address": ""}, "pass host:port"),
+        ({"address": "127.0.0.1"}, "without a port: pass host:port, such as 127.0.0.1:50051"),
+        ({"address": "router.fleet"}, "without a port: pass host:port, such as router.fleet:50051"),
         ({"token": "line\nend"}, "token is empty or holds spaces"),
         ({"token": ""}, "token is empty"),
         ({"timeout": 0}, "timeout is 0"),

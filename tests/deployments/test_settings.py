@@ -38,7 +38,10 @@ def test_settings_survive_the_way_into_a_replica():
     ("changes", "words"),
     [
         ({"max_batch": 3}, ["vision-cpu", "max_batch", "no such setting"]),
-        ({"engine": {"modle": "x"}}, ["engine.modle", "no such setting"]),
+        ({"engine": {"modle": "x"}}, ["engine.modle", "no such setting, did you mean model?"]),
+        ({"engine": {"quantisation": "int8"}}, ["engine.quantisation", "did you mean quantization?"]),
+        ({"num_cpu": 2}, ["num_cpu: no such setting, did you mean num_cpus?"]),
+        ({"engine": {"dtype": "float8"}}, ["engine.dtype", "'bfloat16' or 'float16', not 'float8'"]),
         ({"name": "Vision CPU"}, ["name", "pattern"]),
         ({"decode_threads": 0}, ["decode_threads", "greater than or equal to 1"]),
         ({"resources": {"NPU": 0}}, ["resources.NPU"]),

@@ -215,6 +215,8 @@ class TestMissing:
     def test_a_file_and_nothing_at_all(self, folder: Path) -> None:
         assert "is a file" in bad(examine(str(folder / "config.json")))["folder"][0]
         assert "is not there" in bad(examine(str(folder / "nowhere")))["folder"][0]
+        told, step = bad(examine("openai/clip-vit-base-patch32"))["folder"]
+        assert "is not there" in told and "a hub's model is looked at by `vitfleet check --model`" in step
 
 
 class TestCommand:
