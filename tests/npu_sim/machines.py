@@ -17,8 +17,9 @@ MACHINES = {
     "test_no_device.py": SimulatedMachine(device_count=0),
 }
 
-# It counts what memory and streams are left, and leaves streams in the middle of a capture.
-ALONE = frozenset({"test_npu_runner.py"})
+# They leave streams in the middle of a capture or of an update, which torch hands out again; the runner's counts what
+# memory and streams are left, too.
+ALONE = frozenset({"test_graphs.py", "test_npu_runner.py"})
 
 
 def machine_for(module: str | Path) -> SimulatedMachine:
