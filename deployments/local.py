@@ -154,16 +154,16 @@ class LocalFleet:
         self.stop()
 
     def _with_ports(self, block: PortBlock) -> LocalSettings:
-        """The settings with a free port for each 0; raises InvalidInput for a port that is taken."""
+        """The settings with a free port for each 0; raises InvalidInput for a port that is taken, or another's host."""
         serve = self.settings.serve
+        if not port_is_free(0, serve.host):
+            raise InvalidInput(f"{serve.host} is no address of this machine: listen on 127.0.0.1, or on 0.0.0.0")
         filled = {
             "grpc_port": serve.grpc_port or block.port(2),
             "http_port": serve.http_port or block.port(3),
         }
         router_port = self.settings.router_port or block.port(4)
         for name, port in (*filled.items(), *((("router_port", router_port),) if self.settings.router else ())):
-            if not port_is_free(0, serve.host):
-                raise InvalidInput(f"{serve.host} is no address of this machine: listen on 127.0.0.1, or on 0.0.0.0")
             if not port_is_free(port, serve.host):
                 raise InvalidInput(f"{name}={port} is taken on {serve.host}: choose another, or 0 for a free one")
         return self.settings.model_copy(update={"serve": serve.model_copy(update=filled), "router_port": router_port})
