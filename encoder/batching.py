@@ -202,9 +202,8 @@ class Batcher(Generic[Item]):
 
     async def _forward_on(self, lane: int, batch: list[_Waiting[Item]]) -> None:
         """The batch through a lane, or through the whole device when it is one item and nothing else is about."""
-        first = not self._running
         one_lane = len(self._threads) == 1 or self._ahead
-        alone = first if one_lane else len(batch) == 1 and first and not self._waiting
+        alone = not self._running and (one_lane or (len(batch) == 1 and not self._waiting))
         self._alone = alone and not self._ahead
         self._running[lane] = asyncio.get_running_loop().time()
         try:

@@ -206,11 +206,10 @@ class BucketProof:
 
     def _prove(self, bucket: Bucket, trial: Trial) -> None:
         """One replay; the quickest of all is what is reported."""
-        try:
-            replayed, replay_ms = timed(self._runner, bucket, trial.inputs)
-        except Exception as error:  # a replay that fails at start would fail later as well
-            self._disable(bucket, f"replay failed: {in_one_line(error)}")
+        replay = self._replay(bucket, trial)
+        if replay is None:
             return
+        replayed, replay_ms = replay
         found = self._rows(replayed, trial.places)
         difference = self._compare(found, trial.expected, trial.places)
         if difference.fault is not None and not bucket.packed:
@@ -223,9 +222,20 @@ class BucketProof:
         if difference.fault is not None:
             self._disable(bucket, f"replay differs from eager: {difference.fault}")
             return
+        self._note_time(bucket, replay_ms)
+        self._given.append((bucket, found, trial))
+
+    def _replay(self, bucket: Bucket, trial: Trial, *, tokens: bool = True) -> tuple[TowerOutput, float] | None:
+        """What it gives, and its milliseconds; None, and the bucket disabled, where it fails, as it would later."""
+        try:
+            return timed(self._runner, bucket, trial.inputs, tokens=tokens)
+        except Exception as error:
+            self._disable(bucket, f"replay failed: {in_one_line(error)}")
+            return None
+
+    def _note_time(self, bucket: Bucket, replay_ms: float) -> None:
         known = self._records[bucket].replay_ms
         self._note(bucket, replay_ms=min(replay_ms, known or replay_ms))
-        self._given.append((bucket, found, trial))
 
     def _rows(self, output: TowerOutput, places: Sequence[int]) -> Rows:
         items = [self._samples[place] for place in places]
@@ -299,12 +309,9 @@ class BucketProof:
             if time.perf_counter() + sum(self._records[bucket].replay_ms for bucket in buckets) / 1e3 > until:
                 return
             for bucket in buckets:
-                try:
-                    _, replay_ms = timed(self._runner, bucket, trials[bucket].inputs, tokens=False)
-                except Exception as error:
-                    self._disable(bucket, f"replay failed: {in_one_line(error)}")
-                    continue
-                self._note(bucket, replay_ms=min(replay_ms, self._records[bucket].replay_ms))
+                replay = self._replay(bucket, trials[bucket], tokens=False)
+                if replay is not None:
+                    self._note_time(bucket, replay[1])
 
     def _slower(self, bucket: Bucket) -> bool:
         record = self._records[bucket]
