@@ -1,11 +1,12 @@
 """Which of the items that wait go to the device together: by the times that the buckets were measured to take.
 
 A bucket of eight for five items computes three for nothing; whether four and one are quicker is a matter of the device:
-on a CPU they are, on a GPU the bucket of eight is. So the start's own measurements decide.
+on a CPU they are, on a GPU the bucket of eight is. So the start's own measurements decide, but for one thing: a bucket
+that took longer than smaller ones in its place was disturbed, as a start in a fleet often is, so it never counts more.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from encoder.graphs.runner import Bucket, GraphRecord
@@ -23,9 +24,10 @@ class BatchPlan:
             record for record in records if record.serves and not record.bucket.packed and record.bucket.lanes == lanes
         ]
         self._lengths = sorted({record.bucket.length for record in serving})
+        times = _undisturbed(serving)
         largest = max((record.bucket.batch for record in serving), default=0)
         # Milliseconds of so many items, none longer than that class: [class][count].
-        self._costs = [[_quickest(serving, count, length) for count in range(largest + 1)] for length in self._lengths]
+        self._costs = [[_quickest(times, count, length) for count in range(largest + 1)] for length in self._lengths]
 
     def choose(self, lengths: Sequence[int]) -> list[int]:
         """Places of the items, given by token counts in the order they wait, to run now; the first is among them.
@@ -62,16 +64,25 @@ class BatchPlan:
         return [place for place, one in enumerate(classes) if one == classes[0]][:size]
 
 
-def _quickest(records: Sequence[GraphRecord], count: int, length: int) -> float:
+def _undisturbed(records: Sequence[GraphRecord]) -> dict[Bucket, float]:
+    """Milliseconds of each bucket; of a ready one at most those of smaller ready ones of its length in its place."""
+    times = {record.bucket: _milliseconds(record) for record in records}
+    ready = sorted(record.bucket for record in records if record.state == "ready")
+    for bucket in ready:
+        # least[n]: the time of n items by smaller buckets.
+        least = [0.0] + [inf] * bucket.batch
+        smaller = [one for one in ready if one.length == bucket.length and one.batch < bucket.batch]
+        for count in range(1, bucket.batch + 1):
+            least[count] = min((least[max(0, count - one.batch)] + times[one] for one in smaller), default=inf)
+        times[bucket] = min(times[bucket], least[bucket.batch])
+    return times
+
+
+def _quickest(times: Mapping[Bucket, float], count: int, length: int) -> float:
     """Of the buckets that take so many items of that length; 0 for none."""
     if not count:
         return 0.0
-    fitting = [record for record in records if _takes(record.bucket, count, length)]
-    return min((_milliseconds(record) for record in fitting), default=inf)
-
-
-def _takes(bucket: Bucket, count: int, length: int) -> bool:
-    return bucket.batch >= count and bucket.length >= length
+    return min((ms for bucket, ms in times.items() if bucket.batch >= count and bucket.length >= length), default=inf)
 
 
 def _milliseconds(record: GraphRecord) -> float:

@@ -59,6 +59,32 @@ def test_what_a_bucket_really_does_counts() -> None:
     assert 0 in unmeasured.choose([0, 0, 0])
 
 
+@pytest.mark.parametrize("disturbed", [8, 16, 32])
+def test_a_bucket_that_was_disturbed_at_start_is_filled_all_the_same(disturbed: int) -> None:
+    """Times as a start in a fleet measured them: twice four pictures would be quicker than eight."""
+    true = {1: 15.5, 2: 23.9, 4: 35.8, 8: 60.0, 16: 92.0, 32: 165.0}
+    plan = plan_of(true | {disturbed: true[disturbed] * 2.5})
+    assert [len(plan.choose([0] * waiting)) for waiting in (4, 8, 16, 32)] == [4, 8, 16, 32]
+    # What does not fill one is still split where that saves computing for nothing: 4 and 1, 16 and 4.
+    assert len(plan.choose([0] * 5)) == 4 and len(plan.choose([0] * 20)) == 16
+
+
+def test_a_bucket_of_texts_is_held_against_smaller_ones_of_its_length() -> None:
+    """Eight long ones take as long as they take, whatever eight short ones do."""
+    times = {(4, 16): 4.0, (8, 16): 30.0, (4, 77): 16.0, (8, 77): 30.0}
+    plan = BatchPlan([record(Bucket(*size), milliseconds) for size, milliseconds in times.items()])
+    assert len(plan.choose([10] * 8)) == 8 and len(plan.choose([70] * 8)) == 8
+    assert plan.choose([10] * 4 + [70] * 4) == [0, 1, 2, 3]  # 4 and 16, not 30
+
+
+def test_what_runs_eager_is_no_disturbance() -> None:
+    """Four by eager take 40, and do so each time; two and two take 24."""
+    times = [record(Bucket(2), 12.0), record(Bucket(4), 20.0, state="disabled")]
+    assert len(BatchPlan(times).choose([0] * 4)) == 2
+    others_eager = [record(Bucket(2), 12.0, state="disabled"), record(Bucket(4), 60.0)]
+    assert len(BatchPlan(others_eager).choose([0] * 4)) == 2
+
+
 def test_packed_batches_are_taken_as_they_come() -> None:
     packed = BatchPlan([record(Bucket(4, tokens=64, segments=8, max_length=16), 5.0)])
     assert packed.choose([3, 16, 9]) == [0, 1, 2] and BatchPlan([]).choose([1, 2]) == [0, 1]
@@ -81,7 +107,8 @@ def test_no_other_way_is_quicker(seed: int) -> None:
     """Random times that rise with batch and length; every way to group up to six texts."""
     rng = random.Random(seed)
     batches, lengths = (1, 2, 4), (8, 16, 32)
-    batch_ms = {1: 1.0, 2: 1.0 + rng.random(), 4: 2.0 + 2 * rng.random()}
+    batch_ms = {1: 1.0, 2: 1.0 + rng.random()}
+    batch_ms[4] = batch_ms[2] * (1.0 + rng.random())  # never more than two of half the size
     length_ms = {8: 1.0, 16: 1.0 + rng.random(), 32: 2.0 + 2 * rng.random()}
     times = {(batch, length): batch_ms[batch] * length_ms[length] for batch in batches for length in lengths}
     plan = BatchPlan([record(Bucket(*size), milliseconds) for size, milliseconds in times.items()])
