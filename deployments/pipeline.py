@@ -51,6 +51,7 @@ class ServedEngine(Protocol):
     def lanes(self) -> int: ...
     @property
     def takes_ahead(self) -> bool: ...
+    def shares_processors(self, preparing: int) -> bool: ...
     @property
     def lane_batch(self) -> int: ...
     def forward(self, items: Sequence[Any], *, tokens: bool = False, alone: bool = True) -> Forwarded: ...
@@ -99,6 +100,7 @@ class Pipeline:
             max_batch=engine.lane_batch,
             lanes=engine.lanes,
             ahead=engine.takes_ahead,
+            gather=engine.shares_processors(settings.decode_threads),
             max_waiting=settings.max_waiting_items,
             plan=lambda asked: engine.plan_batch([one.item for one in asked]),
         )
@@ -198,8 +200,9 @@ class Pipeline:
         item = object()
         self._to_prepare[item] = time.monotonic()
         try:
-            async with caller.preparing:
-                return await asyncio.get_running_loop().run_in_executor(self._workers, function)
+            with self._batcher.expecting():
+                async with caller.preparing:
+                    return await asyncio.get_running_loop().run_in_executor(self._workers, function)
         finally:
             del self._to_prepare[item]
 

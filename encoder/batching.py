@@ -3,7 +3,8 @@
 One event loop owns the queue. A device may have lanes, forwards that run side by side: each has a task and a thread of
 its own, and what waits is shared out among those that are free; an item that is alone gets the whole device. A device
 that takes batches ahead is given one while it computes another, but only a full one, which nothing that comes later
-could join. Callers take turns, so that a big request does not starve a small one, and of what is next a plan says what
+could join. One that shares its processors with the decoding of what is on its way lets that join a batch, once it has
+been idle. Callers take turns, so that a big request does not starve a small one, and of what is next a plan says what
 goes together. An item that was cancelled, or is past its deadline, is dropped before it costs device time. A forward
 that fails is tried again item by item, so that one bad item fails alone.
 """
@@ -11,8 +12,9 @@ that fails is tried again item by item, so that one bad item fails alone.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -71,7 +73,8 @@ class Batcher(Generic[Item]):
 
     `forward` takes at most `max_batch` items, and whether nothing else will run meanwhile; it runs on threads of the
     batcher's own, one for each of the `lanes`. `ahead`: a device of one lane may be given a batch while it computes the
-    one before. `max_waiting` bounds the queue; beyond it `submit` raises Overloaded. `plan` is given the next items,
+    one before. `gather`: a device that was idle waits for what is on its way, see `expecting`. `max_waiting` bounds the
+    queue; beyond it `submit` raises Overloaded. `plan` is given the next items,
     `max_batch` at most, and says which places of them go together now, the first among them; without it all do.
     """
 
@@ -82,6 +85,7 @@ class Batcher(Generic[Item]):
         max_batch: int,
         lanes: int = 1,
         ahead: bool = False,
+        gather: bool = False,
         max_waiting: int = 1024,
         plan: Callable[[Sequence[Item]], Sequence[int]] | None = None,
     ) -> None:
@@ -102,6 +106,11 @@ class Batcher(Generic[Item]):
         self._running: dict[int, float] = {}
         self._alone = False
         self._closed = False
+        self._gathers = gather
+        # Since when each of those that are on their way has been, the youngest last.
+        self._expected: dict[object, float] = {}
+        # Of the last forward, over its items.
+        self._item_s = 0.0
 
     @property
     def waiting(self) -> int:
@@ -116,6 +125,19 @@ class Batcher(Generic[Item]):
     def longest_forward_s(self) -> float:
         """How long the oldest of the forwards that are under way has been running; 0 when none is."""
         return asyncio.get_running_loop().time() - min(self._running.values()) if self._running else 0.0
+
+    @contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Around the way of an item, or of a few, up to where they are submitted or given up."""
+        if not self._gathers:
+            yield
+            return
+        self._expected[coming := object()] = asyncio.get_running_loop().time()
+        try:
+            yield
+        finally:
+            del self._expected[coming]
+            self._changed.set()
 
     async def submit(self, item: Item, deadline: float | None = None, caller: Hashable = None) -> BatchedRow:
         """The item's row, once its forward is through.
@@ -163,12 +185,38 @@ class Batcher(Generic[Item]):
             await asyncio.get_running_loop().run_in_executor(None, thread.shutdown)
 
     async def _run(self, lane: int) -> None:
+        await self._gather()
         while not self._closed:
             if batch := self._take():
                 await self._forward_on(lane, batch)
             else:
                 self._changed.clear()
                 await self._changed.wait()
+                await self._gather()
+
+    async def _gather(self) -> None:
+        """Lets what is on its way join the items that wait, until the free lanes have all they take.
+
+        No longer than the forward of those that wait is likely to take, so that nobody's time is more than doubled; and
+        not for what has been on its way for longer than that, such as a huge picture.
+        Without it the first picture of a request would be computed alone, with the decoding of the others in its way:
+        measured with ViT-B/32 on two cores with AMX, one of 8 took 106 ms and takes 86 ms, one of 32 took 290 and 253.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while self._expected and not self._closed and 0 < len(self._waiting) < self._max_batch * self._free_lanes:
+            youngest = next(reversed(self._expected.values()))
+            left = min(began, youngest) + len(self._waiting) * self._item_s - loop.time()
+            if left <= 0:
+                return
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._changed.wait()
+
+    @property
+    def _free_lanes(self) -> int:
+        return 0 if self._alone else len(self._threads) - len(self._running)
 
     def _take(self) -> list[_Waiting[Item]]:
         """The next batch, without those that need no answer any more; empty when nobody waits, or one has it all."""
@@ -197,8 +245,7 @@ class Batcher(Generic[Item]):
         """How many of those that wait are for one of the lanes that are free; ahead, a full batch or none."""
         if self._ahead:
             return self._max_batch if not self._running or len(self._waiting) >= self._max_batch else 0
-        free = len(self._threads) - len(self._running)
-        return min(self._max_batch, -(-len(self._waiting) // free))
+        return min(self._max_batch, -(-len(self._waiting) // self._free_lanes))
 
     async def _forward_on(self, lane: int, batch: list[_Waiting[Item]]) -> None:
         """The batch through a lane, or through the whole device when it is one item and nothing else is about."""
@@ -231,6 +278,7 @@ class Batcher(Generic[Item]):
                 if not _is_stale(entry):
                     await self._answer(lane, [entry], alone)
             return
+        self._item_s = forward_ms / 1e3 / len(batch)
         features: Sequence[np.ndarray | None] = result.tokens if result.tokens else [None] * len(batch)
         for entry, vector, tokens in zip(batch, result.vectors, features, strict=True):
             if not entry.answer.done():

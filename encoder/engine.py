@@ -22,6 +22,7 @@ from encoder.attention.registry import FALLBACK
 from encoder.attention.resolve import ResolvedBackend, TowerNeeds, resolve_backend
 from encoder.calibration import calibration_of
 from encoder.device import Device, open_device
+from encoder.devices.cpu import usable_processors
 from encoder.errors import EncoderError, SelfCheckFailed, Unsupported
 from encoder.graphs.bucketed import BucketedForward, together
 from encoder.graphs.eager import EagerRunner
@@ -170,6 +171,10 @@ class Engine:
     def takes_ahead(self) -> bool:
         """Whether a batch can be given while the one before is computed, and crosses to the device meanwhile."""
         return self._forward.takes_ahead
+
+    def shares_processors(self, preparing: int) -> bool:
+        """Whether a forward, and as well so many threads that prepare items, can keep all processors there are busy."""
+        return self._device.kind == "cpu" and usable_processors() <= min(torch.get_num_threads(), preparing)
 
     @property
     def lane_batch(self) -> int:

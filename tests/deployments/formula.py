@@ -88,6 +88,10 @@ class FormulaEngine:
         self.probes = 0
         self.closed = False
         self.lanes, self.lane_batch, self.takes_ahead = 1, MAX_BATCH, False
+        self.shares = False
+
+    def shares_processors(self, preparing: int) -> bool:
+        return self.shares
 
     def prepare_image(self, source: bytes | RawPixels) -> Prepared:
         self.decodes += 1

@@ -1,11 +1,14 @@
 """What an item takes of the device: by it callers that are refused are told when to come back."""
 
+import asyncio
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from deployments import pipeline
 from deployments.pipeline import Pipeline
+from encoder.engine import RawPixels
 from tests.deployments.formula import FormulaEngine, Prepared
 from tests.deployments.plain_server import pool_settings
 
@@ -33,3 +36,48 @@ async def test_time_of_an_item(
     assert measured.ms_per_item == pytest.approx(expected_ms)
     monkeypatch.undo()
     await measured.close(5.0)
+
+
+class SlowDecoding(FormulaEngine):
+    """A picture takes 10 ms to decode, and the pool's processors may be those of the forward."""
+
+    def __init__(self, shares: bool) -> None:
+        super().__init__()
+        self.shares = shares
+        self.asked: list[int] = []
+
+    def shares_processors(self, preparing: int) -> bool:
+        self.asked.append(preparing)
+        return self.shares
+
+    def prepare_image(self, source: bytes | RawPixels) -> Prepared:
+        time.sleep(0.01)
+        return super().prepare_image(source)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+async def test_pictures_of_a_request_are_computed_together_where_decoding_is_in_the_way(shares: bool) -> None:
+    engine = SlowDecoding(shares)
+    replica = Pipeline(engine, pool_settings(decode_threads=1))
+    assert engine.asked == [1]
+    replica._batcher._item_s = 3600.0  # of a forward that is worth waiting for
+    pictures = [lambda: b"one", lambda: b"bad", lambda: b"three"]
+    outcomes = await replica.encode_images(pictures, replica.caller())
+    assert [outcome.error is None for outcome in outcomes] == [True, False, True]
+    assert engine.batches == ([2] if shares else [1, 1])
+    await replica.close(5.0)
+
+
+async def test_who_gives_up_while_decoding_is_not_waited_for() -> None:
+    engine = SlowDecoding(shares=True)
+    engine.decode_gate.clear()
+    replica = Pipeline(engine, pool_settings(decode_threads=2))
+    replica._batcher._item_s = 3600.0
+    gone = asyncio.create_task(replica.encode_images([lambda: b"gone"], replica.caller()))
+    await asyncio.sleep(0.05)
+    gone.cancel()
+    engine.decode_gate.set()
+    async with asyncio.timeout(10):
+        await replica.encode_images([lambda: b"kept"], replica.caller())
+    assert engine.batches == [1]
+    await replica.close(5.0)
