@@ -204,7 +204,7 @@ class Batcher(Generic[Item]):
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while self._expected and not self._closed and 0 < len(self._waiting) < self._max_batch * self._free_lanes:
+        while self._expected and 0 < len(self._waiting) < self._max_batch * self._free_lanes:
             youngest = next(reversed(self._expected.values()))
             left = min(began, youngest) + len(self._waiting) * self._item_s - loop.time()
             if left <= 0:
@@ -216,7 +216,7 @@ class Batcher(Generic[Item]):
 
     @property
     def _free_lanes(self) -> int:
-        return 0 if self._alone else len(self._threads) - len(self._running)
+        return len(self._threads) - len(self._running)
 
     def _take(self) -> list[_Waiting[Item]]:
         """The next batch, without those that need no answer any more; empty when nobody waits, or one has it all."""

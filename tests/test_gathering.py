@@ -142,6 +142,37 @@ async def test_what_has_been_on_its_way_for_long_is_not_waited_for() -> None:
     await batcher.close()
 
 
+async def test_what_waits_together_is_worth_waiting_for_together() -> None:
+    forward = Forward()
+    batcher = gathering(forward)
+    with batcher.expecting():
+        for coming in batcher._expected:
+            batcher._expected[coming] -= 1.5 * HOURS  # too long for one, and not for two
+        pair = [asyncio.create_task(batcher.submit(item)) for item in (1, 2)]
+        await asyncio.sleep(SHORT)
+        assert forward.batches == []
+    await asyncio.gather(*pair)
+    await batcher.close()
+
+
+async def test_however_many_come_the_wait_ends() -> None:
+    """One after the other comes to nothing, each younger than the one before, and there is always one on its way."""
+    batcher = gathering(Forward(), item_s=SHORT)
+    on_its_way = ExitStack()
+    on_its_way.enter_context(batcher.expecting())
+    answer = asyncio.create_task(batcher.submit(1))
+    async with asyncio.timeout(10):
+        while not answer.done():
+            await asyncio.sleep(SHORT / 10)
+            younger = ExitStack()
+            younger.enter_context(batcher.expecting())
+            on_its_way.close()
+            on_its_way = younger
+    assert (await answer).batch_size == 1
+    on_its_way.close()
+    await batcher.close()
+
+
 async def test_an_item_s_time_is_that_of_its_share() -> None:
     forward = Forward()
     batcher = gathering(forward)

@@ -11,6 +11,7 @@ from deployments.pipeline import Pipeline
 from encoder.engine import RawPixels
 from tests.deployments.formula import FormulaEngine, Prepared
 from tests.deployments.plain_server import pool_settings
+from tests.test_batching import until
 
 
 @pytest.mark.parametrize(
@@ -80,4 +81,22 @@ async def test_who_gives_up_while_decoding_is_not_waited_for() -> None:
     async with asyncio.timeout(10):
         await replica.encode_images([lambda: b"kept"], replica.caller())
     assert engine.batches == [1]
+    await replica.close(5.0)
+
+
+async def test_pictures_that_wait_for_a_thread_are_on_their_way() -> None:
+    """All that were being decoded are through at once, as when the loop was busy, and the rest has yet to begin."""
+    engine = FormulaEngine()
+    engine.shares = True
+    replica = Pipeline(engine, pool_settings(decode_threads=1))
+    await replica.encode_images([lambda: b"the first of all"], replica.caller())
+    engine.decode_gate.clear()
+    replica._batcher._item_s = 3600.0
+    request = asyncio.create_task(replica.encode_images([lambda: b"one"] * 4, replica.caller()))
+    await until(lambda: engine.decodes == 2)
+    engine.decode_gate.set()
+    time.sleep(0.1)  # noqa: ASYNC251 - the loop is busy
+    assert engine.decodes == 3
+    await request
+    assert engine.batches == [1, 4]
     await replica.close(5.0)

@@ -69,6 +69,11 @@ def test_a_bucket_that_was_disturbed_at_start_is_filled_all_the_same(disturbed: 
     assert len(plan.choose([0] * 5)) == 4 and len(plan.choose([0] * 20)) == 16
 
 
+def test_smaller_buckets_in_the_place_of_a_larger_one_may_be_filled_in_part() -> None:
+    assert len(plan_of({3: 10.0, 8: 100.0}).choose([0] * 8)) == 8  # three of three, one with a place free, take 30
+    assert len(plan_of({3: 10.0, 8: 100.0}).choose([0] * 6)) == 3
+
+
 def test_a_bucket_of_texts_is_held_against_smaller_ones_of_its_length() -> None:
     """Eight long ones take as long as they take, whatever eight short ones do."""
     times = {(4, 16): 4.0, (8, 16): 30.0, (4, 77): 16.0, (8, 77): 30.0}
