@@ -22,6 +22,7 @@ from ray.serve.grpc_util import RayServegRPCContext, gRPCInputStream
 
 from deployments import wire
 from deployments.events import FAILED_STAGE
+from deployments.imports import nothing_for_training
 from deployments.scaling import QUEUE_AGE_KEY
 from deployments.settings import DEPLOYMENT_NAME, AutoscalingSettings, PoolSettings, parse_pool_settings
 from encoder.errors import EncoderError, InvalidInput, NotReady, Overloaded
@@ -133,7 +134,7 @@ class PoolReplica:
 
     async def _start(self) -> "EncoderCore":
         keep_little()
-        with searching_seldom():
+        with searching_seldom(), nothing_for_training():
             # Imported here: whoever builds the application needs no torch.
             from deployments.service import EncoderCore
             from encoder.engine import Engine
